@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PUBLISHED = Path(__file__).parents[2] / "src" / "mooring" / "paper" / "published" / "published.json"
+PUBLISHED = Path(__file__).parents[2] / "src" / "mooring_paper" / "published" / "published.json"
 PAPER_NAMES = {"uniform": "vanilla"}
 """The paper's name of a method, where it differs."""
 
@@ -163,8 +163,8 @@ class Reproduction:
     @property
     def main_conditions(self) -> list[Condition]:
         """The columns of the main table."""
-        regimes = [name for name in self.scale["regimes"] if name in (self.scale["selected_regimes"] or [name])]
-        return [Condition(self.scale["network"], regime, data) for regime in regimes for data in self.scale["streams"]]
+        network, regimes, streams = (self.scale[name] for name in ("network", "regimes", "streams"))
+        return [Condition(network, regime, data) for regime in regimes for data in streams]
 
     @property
     def second_conditions(self) -> list[Condition]:

@@ -21,8 +21,6 @@ ROWS = ("plain", *IMPORTANCES, "uniform", "random", *EXPLICIT, *REPLAY)
 CONTROLS = ("frozen", "frozen-after-first", "joint")
 METRICS = ("accuracy", "forgetting")
 PAPER_SEEDS = 5
-RESCORE_MARGIN = 3.0
-MAX_CANDIDATES = 5
 
 Row = dict[str, Any]
 
@@ -30,35 +28,21 @@ Row = dict[str, Any]
 class GridCell:
     """The search of a method under a condition.
 
-    The best setting is the most accurate that every seed finished; of several, that with the largest learning rate,
-    then the smallest strength. With `rescore` seeds, settings within `RESCORE_MARGIN` of the best of one seed, at most
-    `MAX_CANDIDATES`, are compared again by their mean over these seeds.
+    The best setting is the most accurate that finished; of several, that with the largest learning rate, then the
+    smallest strength.
 
     Attributes:
-        runs: every setting with its first seed.
-        dropped: the settings that the first seed did not finish.
-        first: the best setting by the first seed; None if there is none.
-        candidates: the settings that are compared again.
-        best: the setting that is used.
+        runs: every setting with its run.
+        dropped: the settings that did not finish.
+        best: the setting that is used; None if there is none.
         tied: the other settings with the same accuracy.
     """
 
-    def __init__(self, runs: Sequence[RunRecord], rescore: int = 1) -> None:
+    def __init__(self, runs: Sequence[RunRecord]) -> None:
         seeds = {setting: row for (_, _, setting), row in rows_by_setting(runs).items()}
         self.runs = {setting: run for setting, row in seeds.items() for run in row if run.seed == 0}
         self.dropped = [setting for setting, run in self.runs.items() if not run.finished]
-        scores = {setting: run.accuracy for setting, run in self.runs.items() if run.finished}
-        self.first, self.tied = _most_accurate(scores)
-        self.best, self.candidates = self.first, list[Setting]()
-        if rescore > 1 and self.first is not None:
-            close = [s for s in sorted(scores, key=_grid_order) if scores[self.first] - scores[s] <= RESCORE_MARGIN]
-            ranked = sorted(close, key=lambda setting: -scores[setting])[:MAX_CANDIDATES]
-            self.candidates = ranked if len(ranked) > 1 else []
-            rows = {s: [run for run in seeds[s] if run.seed < rescore] for s in self.candidates}
-            finished = {s: row for s, row in rows.items() if len(row) == rescore and all(r.finished for r in row)}
-            means = {s: sum((run.accuracy for run in row), Fraction()) / rescore for s, row in finished.items()}
-            if means:
-                self.best, self.tied = _most_accurate(means)
+        self.best, self.tied = _most_accurate({s: run.accuracy for s, run in self.runs.items() if run.finished})
 
 
 def _grid_order(setting: Setting) -> tuple[float, float]:
@@ -75,12 +59,11 @@ def _most_accurate(scores: Mapping[Setting, Fraction]) -> tuple[Setting | None, 
 def grid_cells(reproduction: Reproduction) -> dict[Condition, dict[str, GridCell]]:
     """Return the search of every method under every condition of the tables."""
     runs = [run for run in reproduction.runs_of("grids") if run.part == "searched"]
-    rescore = reproduction.scale["rescore_seeds"]
     cells: dict[Condition, dict[str, GridCell]] = {}
     for condition in dict.fromkeys([*reproduction.main_conditions, *reproduction.second_conditions]):
         here = [run for run in runs if run.condition == condition]
         cells[condition] = {
-            method: GridCell([run for run in here if run.method == method], rescore) for method in (*ROWS, *CONTROLS)
+            method: GridCell([run for run in here if run.method == method]) for method in (*ROWS, *CONTROLS)
         }
     return cells
 
@@ -110,9 +93,6 @@ def grid_rows(reproduction: Reproduction) -> dict[str, list[Row]]:
                 "dropped": len(cell.dropped),
                 "as good": len(cell.tied) or None,
             }
-            if reproduction.scale["rescore_seeds"] > 1:
-                row["scored again"] = len(cell.candidates) or None
-                row["with one seed"] = _name(cell.first) if cell.first != cell.best else None
             rows.append(row)
     return tables
 
@@ -157,12 +137,6 @@ def _table_row(
     counts = {status: sum(run.status == status for run in runs) for status in ("unstable", "rejected")}
     row["verdict"] = ", ".join(f"{status} in {n} of {len(runs)}" for status, n in counts.items() if n)
     return row
-
-
-def _name(setting: Setting | None) -> str | None:
-    if setting is None:
-        return None
-    return f"lr {setting.lr:g}" + ("" if setting.strength is None else f" with strength {setting.strength:g}")
 
 
 def _general(value: float | None) -> str | None:

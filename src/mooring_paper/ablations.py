@@ -6,29 +6,15 @@ from typing import Any
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_paper.changes import BASE, CHANGES, applicable_changes, changed_seeds
-from mooring_paper.context.paper_context import PaperContext, paper_setting
-from mooring_paper.context.scale import REPLAY, ROWS, Condition
+from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs
+from mooring_paper.context.scale import ROWS, Condition
 from mooring_paper.context.seed_statistics import format_difference
-from mooring_paper.context.target_result import CELL_METRICS, Reason, ResultTable, TargetResult
-from mooring_paper.effects import (
-    EXPLAINED,
-    PERHAPS,
-    Effect,
-    MethodKey,
-    closer_changes,
-    closest_change,
-    differs,
-    explain,
-    is_explained,
-    measure_effects,
-)
-from mooring_paper.published.published_numbers import PLAIN_SETTING_NOTE, published
+from mooring_paper.context.target_result import CELL_METRICS, ResultTable, TargetResult
+from mooring_paper.effects import Effect, MethodKey, closer_changes, differs, explain, is_explained, measure_effects
+from mooring_paper.published.published_numbers import published
 
 Effects = Mapping[MethodKey, Mapping[str, Sequence[Effect]]]
 """Effects by condition and method, then by metric; the first effect of each list is that of no change."""
-
-Reasons = Mapping[tuple[Condition, str, str], Reason]
-"""Why a cell differs, by condition, method and metric."""
 
 
 def run(context: PaperContext) -> TargetResult:
@@ -44,16 +30,15 @@ def run(context: PaperContext) -> TargetResult:
         for condition in context.scale.conditions()
         for method in ROWS
     }
-    known = context.run([spec for specs in base.values() for spec in specs])
-    runs = {key: {BASE.name: [known[spec] for spec in specs]} for key, specs in base.items()}
+    runs = {key: {BASE.name: results} for key, results in context.run_groups(base).items()}
     changed = {key for key in base if _needs_reason(context, key, runs[key])}
     first = {key for key in changed if key[0].regime == context.scale.regimes[0]}
 
     def train(specs: Mapping[MethodKey, Mapping[str, Sequence[RunSpec]]]) -> Effects:
         """Train changed runs beside those before, and return the effects of all changes so far."""
-        known.update(context.run([spec for changes in specs.values() for group in changes.values() for spec in group]))
-        for key, changes in specs.items():
-            runs[key] |= {name: [known[spec] for spec in group] for name, group in changes.items()}
+        groups = {(key, name): group for key, changes in specs.items() for name, group in changes.items()}
+        for (key, name), results in context.run_groups(groups).items():
+            runs[key][name] = results
         return {key: _effects(context, key, tested) for key, tested in runs.items()}
 
     effects = train({key: change_specs(context, *key, apart=False) for key in base if key in first})
@@ -67,21 +52,20 @@ def run(context: PaperContext) -> TargetResult:
         if key in changed
         for metric, tested in _differing(effects[key]).items()
     }
-    text = [*_explanation(), *_summary(effects, reasons), *replay_summary(effects)]
     tables = [_table(condition, effects) for condition in context.scale.conditions()]
-    return TargetResult("reasons", text, tables, list(known.values()), reasons=reasons)
+    results = unique_runs(group for changes in runs.values() for group in changes.values())
+    return TargetResult("reasons", (), tables, results, reasons=reasons)
 
 
 def _base_specs(context: PaperContext, condition: Condition, method: str) -> list[RunSpec]:
     """Return the unchanged runs of a method, one for each seed: those of the main table at the paper's settings."""
-    setting = paper_setting(context.scale, condition, method)
-    return [context.spec(condition, method, seed, setting) for seed in range(context.scale.seeds)]
+    return context.seed_specs(condition, method, paper_setting(context.scale, condition, method))
 
 
 def _needs_reason(context: PaperContext, key: MethodKey, runs: Mapping[str, Sequence[Result]]) -> bool:
     """Return whether the paper has numbers for a method, and one of them differs from ours or no run finished."""
     condition, method = key
-    if published(condition.network, condition.regime.name, condition.data, method) is None:
+    if published(*condition.where, method) is None:
         return False
     return bool(_differing(_effects(context, key, runs)))
 
@@ -138,70 +122,6 @@ def _promising(specs: Mapping[str, list[RunSpec]], key: MethodKey, effects: Effe
     closer = {effect.change for by_change in tested for effect, _ in closer_changes(by_change)}
     free = {change.name for change in CHANGES if not change.trains}
     return {name: group for name, group in specs.items() if not tested or name in closer | free}
-
-
-def _explanation() -> list[str]:
-    return [
-        "One thing is changed at a time, at the paper's settings; only methods with a cell that differs are trained "
-        "again. All changes are tested with all seeds in the first regime. In the others, three seeds test the changes "
-        "that brought the method closer to the paper on the same data in the first regime, and all changes if none was "
-        "tested there. Changes of the data, the precision and the memory of replay are tested only in the first "
-        "regime, where no other change explains a cell. A change explains a cell if three conditions hold: our mean "
-        "differs from the paper's without the change, it agrees with the change, and the effect of the change is "
-        "beyond chance. The last means that the interval of the difference over seeds excludes 0, at 95 % for all "
-        "changes of the cell together (Bonferroni). A change may explain a cell if its interval excludes 0 at 95 % for "
-        "the change alone; this happens for one in twenty changes that have no effect. Tables show the intervals for "
-        "the change alone. If the paper gives no standard deviation, ours replaces it.",
-        "Classes in another order means one other order, with the searched tasks cut off in the same way. Strength x 2 "
-        "and / 2 test the factor 1/2 of a penalty. Strength x batch and / batch test importance from gradients of "
-        "single samples or of batches. Fresh heads start from random weights in every task instead of from the head of "
-        "the previous task; the paper does not say which it uses, and the authors' public code "
-        "(github.com/EkdeepSLubana/QRforgetting) inherits heads with regularizers and not with replay. "
-        f"{PLAIN_SETTING_NOTE}",
-    ]
-
-
-def _summary(effects: Effects, reasons: Reasons) -> list[str]:
-    """Return how many cells differ and are explained, and the reasons of each method."""
-    cells = [tested[0] for both in effects.values() for tested in both.values() if tested[0].cell_before is not None]
-    if not cells and not reasons:
-        return ["The paper has no numbers for these data sets: there is nothing to explain."]
-    explained, perhaps = (sum(r.causes[0].startswith(word) for r in reasons.values()) for word in (EXPLAINED, PERHAPS))
-    text = [
-        f"Of {len(cells)} cells, {len(reasons)} differ from the paper's. A change explains {explained} of these, "
-        f"perhaps explains {perhaps}, and does not explain {len(reasons) - explained - perhaps}."
-    ]
-    for (condition, method), by_metric in effects.items():
-        parts = []
-        for metric, tested in by_metric.items():
-            cell, reason = tested[0].cell_before, reasons.get((condition, method, metric))
-            if reason is not None:
-                difference = "" if cell is None else f" differs by {cell.difference:+.2f}"
-                parts.append(f"{metric}{difference}: {reason.text}")
-        if parts:
-            text.append(f"{condition}, {method}: {'; '.join(parts)}.")
-    return text
-
-
-def replay_summary(effects: Effects) -> list[str]:
-    """Return which change brings the accuracy of each replay method closest to the paper's, for each condition."""
-    text = []
-    for (condition, method), by_metric in effects.items():
-        tested = by_metric["accuracy"]
-        cell = tested[0].cell_before
-        if method not in REPLAY or cell is None:
-            continue
-        start = f"Replay, {condition}, {method}: accuracy {cell.ours.mean:.2f}, the paper's {cell.mean:g}"
-        closest = closest_change(tested)
-        if not differs(tested):
-            text.append(f"{start}; they agree without a change.")
-        elif closest is None:
-            text.append(f"{start}; no change brings it significantly closer.")
-        else:
-            effect, after = closest
-            left = f"{effect.change} comes closest, with {after.ours.mean:.2f} and {after.difference:+.2f} left"
-            text.append(f"{start}; {left} ({effect.verdict}).")
-    return text
 
 
 def _table(condition: Condition, effects: Effects) -> ResultTable:

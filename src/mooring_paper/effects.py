@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mooring_lab.model.metrics import Interval, confidence_interval, paired_difference
-from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.results import Result
 from mooring_paper.changes import BASE, CHANGES, Change
 from mooring_paper.context.scale import Condition
-from mooring_paper.context.seed_statistics import format_difference
-from mooring_paper.context.target_result import PaperCell, Reason, make_cell
+from mooring_paper.context.target_result import PaperCell, make_cell
 
 MethodKey = tuple[Condition, str]
 """Condition and method."""
 
-EXPLAINED, PERHAPS, UNEXPLAINED = "explained by", "perhaps explained by", "not explained by any change"
-"""How the causes of a reason begin."""
+EXPLANATIONS = {"explains it": "explained by", "may explain it": "perhaps explained by"}
+"""How a reason begins, by the verdict on the change."""
+
+UNEXPLAINED = "not explained by any change"
 
 
 @dataclass(frozen=True)
@@ -126,33 +126,12 @@ def closer_changes(effects: Sequence[Effect]) -> list[tuple[Effect, PaperCell]]:
     return [(effect, cell) for effect, cell in moved if cell is not None and abs(cell.difference) < limit]
 
 
-def closest_change(effects: Sequence[Effect]) -> tuple[Effect, PaperCell] | None:
-    """Return the change of `closer_changes` that leaves the smallest difference, with its cell; None if none does."""
-    return min(closer_changes(effects), key=lambda pair: abs(pair[1].difference), default=None)
-
-
-def explain(effects: Sequence[Effect]) -> Reason:
-    """Return why a cell differs: what explains it, or what comes closest, and how much of the difference is left."""
-    changes = effects[1:]
-    for verdict, prefix in (("explains it", EXPLAINED), ("may explain it", PERHAPS)):
-        matching = [effect for effect in changes if effect.verdict == verdict]
-        if matching:
-            text = f"{prefix} {' or '.join(map(_describe, matching))}"
-            return Reason(text, tuple(f"{prefix} {effect.change}" for effect in matching))
-    closest = closest_change(effects)
-    if effects[0].before is None:
-        reason = "not explained: no seed finishes at the paper's setting"
-        changed = "and with none of the changes either" if closest is None else f"but {_describe(closest[0])} does"
-        return Reason(f"{reason}, {changed}", (UNEXPLAINED,))
-    reason = f"not explained by any of {pluralize(len(changes), 'change')}"
-    if closest is None:
-        return Reason(f"{reason}, and none brings it significantly closer to the paper's", (UNEXPLAINED,))
-    effect = closest[0]
-    return Reason(f"{reason}; {_describe(effect)} comes closest", (f"{UNEXPLAINED}; {effect.change} comes closest",))
-
-
-def _describe(effect: Effect) -> str:
-    """Return a change with its effect and what is left, as text."""
-    parts = [format_difference(effect.shift)] if effect.shift is not None else []
-    parts += [f"{effect.cell_after.difference:+.2f} left"] if effect.cell_after is not None else []
-    return f"{effect.change} ({', '.join(part for part in parts if part)})"
+def explain(effects: Sequence[Effect]) -> list[str]:
+    """Return why a cell differs: every change that explains it, or the one that leaves the smallest difference."""
+    for verdict, prefix in EXPLANATIONS.items():
+        if matching := [effect.change for effect in effects[1:] if effect.verdict == verdict]:
+            return [f"{prefix} {change}" for change in matching]
+    closest = min(closer_changes(effects), key=lambda pair: abs(pair[1].difference), default=None)
+    if effects[0].before is None or closest is None:
+        return [UNEXPLAINED]
+    return [f"{UNEXPLAINED}; {closest[0].change} comes closest"]

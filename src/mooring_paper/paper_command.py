@@ -3,7 +3,6 @@
 import shlex
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +22,8 @@ from mooring_lab.study.store import lock_study
 from mooring_paper.backbone_plan import BackbonePlan, backbone_folder, plan_backbones
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import MINIATURE, PAPER, Scale
-from mooring_paper.page.backbone_levels import read_findings
-from mooring_paper.page.difference_notes import add_table_notes
 from mooring_paper.page.page_writer import write_page
+from mooring_paper.page.verdict import verdict_sentences
 from mooring_paper.targets import TARGETS, Target, describe_items, run_targets, select_targets, training_cost
 
 TRAINING_DEVICES = ("cpu", "cuda")
@@ -42,7 +40,6 @@ def paper(
         option("A folder with cifar100/, flowers102/, ... in it, and cifar10/ for backbones.", metavar="DIR"),
     ] = None,
     sets: Annotated[str, option("Only these data sets, separated by commas.")] = "",
-    regimes: Annotated[str, option("Regimes of the main table, separated by commas: 1-epoch, 30-epochs.")] = "",
     init: Annotated[
         list[Path] | None,
         option("A backbone to start from; if there are several, each seed takes the next.", metavar="FILE"),
@@ -57,30 +54,16 @@ def paper(
     second_seeds: Annotated[
         int | None, option("Backbones of the second network to pre-train; one for each seed by default.", min=1)
     ] = None,
-    levels: Annotated[
-        list[Path] | None,
-        option("A backbone for `fig-backbone`, instead of those that it pre-trains.", metavar="FILE"),
-    ] = None,
-    instead: Annotated[
-        Path | None, option("Another backbone, to measure its effect in `reasons`.", metavar="FILE")
-    ] = None,
     seeds: Annotated[int | None, option("How many seeds; the paper has 5.", min=1)] = None,
     max_seeds: Annotated[
         int | None,
         option("Add seeds up to this number for undecided claims; 20 by default, as many as --seeds for none."),
-    ] = None,
-    rescore: Annotated[
-        int | None, option("Score the best settings of the search again, with this many seeds.", min=2)
     ] = None,
     miniature: Annotated[
         bool, option("Run a small version of everything on the embedded digits.", "--miniature")
     ] = False,
     trained_on: Annotated[str | None, option("Read results that were trained on this device: cpu or cuda.")] = None,
     out: Annotated[Path, option("The folder of the page.", metavar="DIR")] = Path("reproduction"),
-    other_findings: Annotated[
-        Path | None,
-        option("A findings.json from other backbones, to show beside these results.", "--beside", metavar="FILE"),
-    ] = None,
     json: AsJson = False,
 ) -> None:
     """Reproduce the paper: train what has no result yet, and write a page that compares our numbers with its own."""
@@ -89,16 +72,11 @@ def paper(
     if not select_targets(targets):  # formulas, which need no data
         typer.echo("\n".join(describe_items(targets)))
         return
-    scale = (MINIATURE if miniature else PAPER).with_data(data, _names(sets)).with_regimes(_names(regimes))
-    scale = scale.with_seeds(seeds, max_seeds, rescore)
-    if levels:
-        scale = replace(scale, levels=tuple(levels))
+    scale = (MINIATURE if miniature else PAPER).with_data(data, _names(sets)).with_seeds(seeds, max_seeds)
     selected, items = select_targets(targets, scale.missing_data), describe_items(targets, scale.missing_data)
     if not selected:
         typer.echo("\n".join(items))
         return
-    if other_findings is not None:
-        read_findings(other_findings)  # refuse a wrong file before anything is trained
     check_writable(out, create=False)
     if scale.second_network == scale.network:
         for name, value in (("--other-init", other_init), ("--second-seeds", second_seeds)):
@@ -108,19 +86,22 @@ def paper(
     backbones = {network: paths for network, paths in backbones.items() if paths}
     plan = plan_backbones(selected, scale, recipe, given=backbones, second_seeds=second_seeds)
     study = open_study(flags)
-    context = PaperContext(study, scale, backbones, trained_on, instead, levels or [])
+    context = PaperContext(study, scale, backbones, trained_on)
     if not flags.quiet:
         print(*items, _cost_line(selected, scale), sep="\n", file=sys.stderr)
     _pretrain(plan, context, flags)
-    results = add_table_notes(run_targets(selected, context))
+    results = run_targets(selected, context)
     study.store.log(command_line())
-    files = [*(init or []), *(other_init or []), *(levels or []), *filter(None, [instead]), flags.study]
-    page = write_page(results, out, context, command=_portable_command(data, files), other_findings=other_findings)
+    files = [*(init or []), *(other_init or []), flags.study]
+    page = write_page(results, out, context, command=_portable_command(data, files))
     if json:
         typer.echo(as_json({"page": str(page), "findings": [result.to_json() for result in results]}))
         return
-    for result in results:
-        typer.echo("\n".join([f"{result.name}:", *(f"  {line}" for line in result.text)]))
+    for line in (
+        *verdict_sentences(results),
+        *(f"{result.name}: {line}" for result in results for line in result.text),
+    ):
+        typer.echo(line.replace("**", ""))
     typer.echo(f"results: {study.store.path}\npage:    {page}")
 
 

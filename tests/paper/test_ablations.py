@@ -12,15 +12,16 @@ from mooring_lab.networks.initialization import initial_network
 from mooring_lab.streams.options import open_stream
 from mooring_lab.study.study import Study
 from mooring_paper import ablations
-from mooring_paper.ablations import change_specs, replay_summary
+from mooring_paper.ablations import change_specs
 from mooring_paper.changes import BASE, CHANGES, applicable_changes, changed_seeds, count_models
 from mooring_paper.context import target_result
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import MINIATURE, PAPER, REPLAY, ROWS
-from mooring_paper.context.target_result import CELL_METRICS, Reason, ResultTable, TargetResult, make_cell
-from mooring_paper.effects import closest_change, differs, explain, measure_effects
-from mooring_paper.page.difference_notes import add_table_notes
+from mooring_paper.context.target_result import CELL_METRICS, ResultTable, TargetResult, make_cell
+from mooring_paper.effects import closer_changes, differs, explain, measure_effects
+from mooring_paper.page.difference_notes import difference_lines
 from mooring_paper.published.published_numbers import PublishedCell
+from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
 from mooring_paper.targets import TARGETS, run_targets, select_targets
 
 CONDITION = PAPER.conditions()[0]  # cifar100, where the paper's ewc has 62.5 ± 0.6
@@ -34,10 +35,10 @@ def context(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("ablations")
     stream = open_stream(MINIATURE.streams["digits"])
-    *paths, other = [folder / f"{seed}.safetensors" for seed in (7, 8, 9)]
-    for seed, path in zip((7, 8, 9), (*paths, other), strict=True):
+    paths = [folder / f"{seed}.safetensors" for seed in (7, 8)]
+    for seed, path in zip((7, 8), paths, strict=True):
         save_file(initial_network("mlp", stream, seed).backbone.state_dict(), path)
-    return PaperContext(Study(folder / "p.sqlite"), MINIATURE.with_data(None), {"mlp": paths}, other_backbone=other)
+    return PaperContext(Study(folder / "p.sqlite"), MINIATURE.with_data(None), {"mlp": paths})
 
 
 # Which runs are trained
@@ -76,7 +77,6 @@ def result(context, unchanged):
 def test_nothing_is_changed_without_numbers_of_the_paper(context, unchanged):
     assert {run.spec.method for run in unchanged.results} == set(ROWS)
     assert len(unchanged.results) == len(ROWS) * context.scale.seeds * len(context.scale.conditions())
-    assert unchanged.text[-1] == "The paper has no numbers for these data sets: there is nothing to explain."
     assert not unchanged.reasons
 
 
@@ -136,13 +136,8 @@ def test_both_regimes_have_reasons(context, result):
         for metric in ("accuracy", "forgetting")
     }
     assert set(result.reasons) == differing | unstable
-    assert all(result.reasons[key].text.startswith("not explained by any of") for key in differing)
-    assert all(result.reasons[key].text.startswith("not explained: no seed finishes") for key in unstable)
-    for condition in conditions:
-        assert {line.split(": ")[0] for line in result.text if line.startswith(str(condition))} == {
-            f"{condition}, {method}" for method in (*DIFFERING, *UNSTABLE)
-        }
-        assert sum(line.startswith(f"Replay, {condition}") for line in result.text) == len(REPLAY)
+    assert all(result.reasons[key][0].startswith("not explained by any change") for key in differing)
+    assert all(result.reasons[key] == ["not explained by any change"] for key in unstable)
 
 
 def test_trained_models_are_counted(context, result):
@@ -175,7 +170,7 @@ def test_results_are_the_same_if_nothing_is_left_to_train(context, unchanged):
 
 def test_other_regimes_have_fewer_seeds_and_fewer_changes(context):
     scale = replace(context.scale, seeds=5)
-    many = PaperContext(context.study, scale, other_backbone=None)
+    many = PaperContext(context.study, scale)
     first, other = scale.conditions()
     for method in ROWS:
         everything, some = (change_specs(many, condition, method) for condition in (first, other))
@@ -190,7 +185,7 @@ def test_other_regimes_have_fewer_seeds_and_fewer_changes(context):
 def test_changes_apply_to_the_methods_that_have_what_is_changed():
     changes = {method: {c.name for c in applicable_changes(PAPER, CONDITION, method)} for method in ROWS}
     for method, names in changes.items():
-        assert {"fresh heads", "learning rate x 3", "learning rate / 3", "another backbone"} <= names
+        assert {"fresh heads", "learning rate x 3", "learning rate / 3"} <= names
         assert ("strength x 2" in names) == (method in ("ewc", "mas", "si", "rwalk", "uniform", "random"))
         assert ("2 updates for each batch" in names) == (method in REPLAY)
         assert ("replay of past tasks only" in names) == (method == "er")
@@ -222,7 +217,7 @@ def test_other_splits_have_the_same_images(context):
 
 def test_backbone_is_not_changed_without_one(fresh_context):
     names = set(change_specs(fresh_context, fresh_context.scale.conditions()[0], "plain"))
-    assert not names & {"a random start", "the first backbone for all seeds", "another backbone"}
+    assert not names & {"a random start", "the first backbone for all seeds"}
 
 
 def test_precision_is_changed_on_a_gpu_only(tmp_path):
@@ -321,12 +316,16 @@ def test_last_change_leaves_the_last_task_out_of_forgetting():
 
 
 def test_reason_names_what_explains_or_what_comes_closest():
-    assert explain(effects(PAPERS)).text.startswith("explained by momentum 0 (+4.5")
-    assert explain(effects(PAPERS)).text.endswith(", +0.00 left)")
-    assert explain(effects([60.0, 60.3, 59.7, 60.1, 59.9])).text == (
-        "not explained by any of 1 change; momentum 0 (+2.00 [+1.91, +2.09], -2.50 left) comes closest"
-    )
-    assert explain(effects(BEFORE)).text.endswith("none brings it significantly closer to the paper's")
+    assert explain(effects(PAPERS)) == ["explained by momentum 0"]
+    assert explain(effects([60.0, 60.3, 59.7, 60.1, 59.9])) == ["not explained by any change; momentum 0 comes closest"]
+    assert explain(effects(BEFORE)) == ["not explained by any change"]
+
+
+def test_change_that_leaves_the_smallest_difference_comes_closest():
+    farther, closer = [59.0, 59.4, 58.6, 59.1, 58.9], [60.0, 60.3, 59.7, 60.1, 59.9]
+    runs = {BASE.name: runs_with(BEFORE), "weight decay 1e-4": runs_with(farther), "fresh heads": runs_with(closer)}
+    tested = measure_effects((CONDITION, "ewc"), runs, "accuracy")
+    assert explain(tested) == ["not explained by any change; fresh heads comes closest"]
 
 
 def test_significance_is_corrected_for_the_number_of_changes():
@@ -338,7 +337,7 @@ def test_significance_is_corrected_for_the_number_of_changes():
     among = measure_effects((CONDITION, "ewc"), {**others, **tested}, "accuracy")
     assert alone[1].verdict == "explains it"
     assert next(effect for effect in among if effect.change == "momentum 0").verdict == "may explain it"
-    assert explain(among).text.startswith("perhaps explained by momentum 0")
+    assert explain(among) == ["perhaps explained by momentum 0"]
 
 
 def test_three_seeds_are_compared_with_the_same_three():
@@ -370,92 +369,69 @@ def test_change_that_ends_farther_away_explains_nothing_even_if_its_variance_let
     before, after = [61.2, 61.3, 61.1, 61.25, 61.15], [65.5, 62.4, 66.5, 62.0, 66.0]
     tested = effects(after, before)
     effect = tested[1]
-    assert closest_change(tested) is None
+    assert closer_changes(tested) == []
     assert effect.cell_after.probably_agrees
     assert effect.cell_after.difference > -effect.cell_before.difference
     assert effect.verdict == "overshoots"
 
 
-def test_reason_says_if_no_seed_finishes():
-    assert explain(effects(PAPERS, [None] * 5)).text == (
-        "not explained: no seed finishes at the paper's setting, but momentum 0 (+0.00 left) does"
-    )
-    assert explain(effects([None] * 5, [None] * 5)).text.endswith("with none of the changes either")
+def test_cell_without_a_finished_run_is_not_explained():
+    for after in (PAPERS, [None] * 5):
+        assert explain(effects(after, [None] * 5)) == ["not explained by any change"]
 
 
-# Replay
-
-
-def replay_effects(after):
-    """ER at 63.9 where the paper has 68.8, without a standard deviation."""
-    before = [63.9, 64.1, 63.7, 64.0, 63.8]
-    runs = {BASE.name: runs_with(before, "er"), **{name: runs_with(values, "er") for name, values in after.items()}}
-    return measure_effects((CONDITION, "er"), runs, "accuracy")
-
-
-def test_replay_summary_names_the_change_that_comes_closest():
-    farther, closer = [65.9, 66.1, 65.7, 66.0, 65.8], [68.4, 68.6, 68.2, 68.5, 68.3]
-    tested = replay_effects({"weight decay 1e-4": farther, "fresh heads": closer})
-    assert closest_change(tested)[0].change == "fresh heads"
-    assert replay_summary({(CONDITION, "er"): {"accuracy": tested}, (CONDITION, "ewc"): {"accuracy": tested}}) == [
-        "Replay, cnn6, 1-epoch, cifar100, er: accuracy 63.90, the paper's 68.8; fresh heads comes closest, with 68.40 "
-        "and -0.40 left (explains it)."
-    ]
-
-
-def test_replay_summary_says_if_nothing_helps():
-    tested = replay_effects({"fresh heads": [60.0, 60.1, 59.9, 60.2, 59.8]})
-    (line,) = replay_summary({(CONDITION, "er"): {"accuracy": tested}})
-    assert line.endswith("the paper's 68.8; no change brings it significantly closer.")
-
-
-# Notes below the tables
+# The lines of the page
 
 
 def table(condition, values, at_paper_setting, method="ewc"):
     cell = make_cell(condition, method, "accuracy", confidence_interval(values), at_paper_setting=at_paper_setting)
-    return ResultTable("t", ["method"], [{"method": method}], [cell])
+    title = f"{condition}, {PAPER_SETTINGS if at_paper_setting else OUR_SETTINGS}"
+    return ResultTable(title, ["method"], [{"method": method}], [cell])
 
 
-def notes(tables, reasons=None):
-    tested = [] if reasons is None else [TargetResult("reasons", reasons=reasons)]
-    return [noted.notes for noted in add_table_notes([TargetResult("table1", tables=tables), *tested])[0].tables]
+def lines(tables, reasons=None):
+    """The reasons of the cells that differ at our settings and at the paper's."""
+    result = TargetResult("table1", tables=tables)
+    return [difference_lines(result, settings, reasons) for settings in (OUR_SETTINGS, PAPER_SETTINGS)]
 
 
-REASONS = {(CONDITION, "ewc", "accuracy"): Reason("explained by momentum 0", ("explained by momentum 0",))}
+REASONS = {(CONDITION, "ewc", "accuracy"): ["explained by momentum 0"]}
 
 
-def test_note_gives_the_reason_of_every_cell_that_differs():
-    ours, papers = notes([table(CONDITION, BEFORE, False), table(CONDITION, BEFORE, True)], REASONS)
-    assert papers == ours == ["ewc: accuracy differs by -4.50: explained by momentum 0."]
+def cells(reason, by):
+    return [f"**{reason}** (1 cell): 1-epoch, cifar100: accuracy of ewc by {by}."]
+
+
+def test_line_gives_the_reason_at_the_papers_setting():
+    ours, papers = lines([table(CONDITION, BEFORE, False), table(CONDITION, BEFORE, True)], REASONS)
+    assert papers == ours == cells("Explained by momentum 0", "-4.50")
     lower = [value - 1 for value in BEFORE]
-    ours, papers = notes([table(CONDITION, lower, False), table(CONDITION, BEFORE, True)], REASONS)
-    assert ours == ["ewc: accuracy differs by -5.50: at the paper's setting by -4.50, explained by momentum 0."]
+    ours, papers = lines([table(CONDITION, lower, False), table(CONDITION, BEFORE, True)], REASONS)
+    assert ours == cells("Explained by momentum 0", "-5.50")
 
 
-def test_note_says_if_a_reason_is_for_the_opposite_direction():
+def test_line_says_if_a_reason_is_for_the_opposite_direction():
     higher = [value + 10 for value in BEFORE]
-    ours, _ = notes([table(CONDITION, higher, False), table(CONDITION, BEFORE, True)], REASONS)
-    opposite = "in the opposite direction at the paper's setting, by -4.50 (explained by momentum 0)"
-    assert ours == [f"ewc: accuracy differs by +5.50: {opposite}."]
+    ours, _ = lines([table(CONDITION, higher, False), table(CONDITION, BEFORE, True)], REASONS)
+    assert ours == cells("The search: at the paper's setting they differ in the opposite direction", "+5.50")
 
 
-def test_note_names_the_setting_if_it_explains_the_cell():
-    ours, papers = notes([table(CONDITION, BEFORE, False), table(CONDITION, PAPERS, True)], {})
-    assert ours[0].endswith("explained by the setting: it agrees at the paper's setting.")
+def test_line_names_the_setting_if_it_explains_the_cell():
+    ours, papers = lines([table(CONDITION, BEFORE, False), table(CONDITION, PAPERS, True)], {})
+    assert ours == cells("Explained by the setting: it agrees at the paper's setting", "-4.50")
     assert not papers
 
 
 def test_setting_without_a_significant_effect_explains_nothing():
     """The cell agrees at the paper's setting only because of its variance."""
     tables = [table(CONDITION, BEFORE, False), table(CONDITION, [72.0, 40.0, 75.0, 36.0, 64.0], True)]
-    ours, papers = notes(tables, {})
-    assert ours[0].endswith("within chance, but the setting has no significant effect.")
+    ours, papers = lines(tables, {})
+    assert "but the setting has no significant effect" in ours[0]
     assert not papers
 
 
-def test_note_says_what_was_not_tested():
-    untested = notes([table(CONDITION, BEFORE, True)])
-    assert untested == [["1 cell differs from the paper; `mooring paper reasons` tests why."]]
-    assert "no change was tested under this condition" in notes([table(OTHER_REGIME, BEFORE, True)], {})[0][0]
-    assert "no seed finished at the paper's setting" in notes([table(CONDITION, BEFORE, False)], {})[0][0]
+def test_line_says_what_was_not_tested():
+    _, untested = lines([table(CONDITION, BEFORE, True)])
+    assert untested == ["1 cell differs from the paper; `mooring paper reasons` tests why."]
+    assert "No change was tested under this condition" in lines([table(OTHER_REGIME, BEFORE, True)], {})[1][0]
+    assert "No seed finished at the paper's setting" in lines([table(CONDITION, BEFORE, False)], {})[0][0]

@@ -1,17 +1,12 @@
 """Forgetting against the backbone's accuracy: runs, sentences, the paper's cells and the figure."""
 
 import math
-from dataclasses import replace
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from mooring.errors import MooringError
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.streams.options import open_stream
-from mooring_lab.study.study import Study
 from mooring_paper.backbone_plan import plan_backbones
 from mooring_paper.context.paper_context import PaperContext, paper_setting
 from mooring_paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS
@@ -85,27 +80,13 @@ def test_backbone_of_the_recipe_is_the_first_one_of_the_main_network(folder, lev
     assert sorted(path.name for path in folder.iterdir()) == sorted([*files, "mlp-paper-60-epochs-1.safetensors"])
 
 
-def test_files_may_be_given_instead(folder, result, tmp_path):
-    files = sorted(folder.glob("mlp-paper-*-0.safetensors"))
-    scale = replace(MINIATURE, levels=tuple(files))
-    assert plan_backbones(TARGET, scale, "paper").levels == []
-    again = backbone_accuracy.run(PaperContext(Study(tmp_path / "p.sqlite"), replace(scale, seeds=1), levels=files[:1]))
-    assert len(again.results) == len(backbone_accuracy.METHODS)
-
-
-def test_file_that_does_not_say_its_accuracy_is_refused(tmp_path):
-    save_file({"w": torch.zeros(1)}, tmp_path / "silent.safetensors")
-    with pytest.raises(MooringError, match=r"silent.safetensors does not say how accurate its backbone is"):
-        PaperContext(Study(tmp_path / "p.sqlite"), MINIATURE, levels=[tmp_path / "silent.safetensors"])
-
-
 def test_without_backbones_the_target_says_why_it_was_not_run(fresh_context):
     [result] = run_targets(TARGET, fresh_context)
     assert not result.results
     assert not result.draw()
     [sentence] = result.text
     assert sentence.startswith("Not run: ")
-    assert all(option in sentence for option in ("--levels", "cifar10", "--recipe"))
+    assert all(option in sentence for option in ("cifar10", "--recipe"))
 
 
 def test_figure_is_drawn(result, render):

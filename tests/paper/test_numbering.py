@@ -94,5 +94,5 @@ def test_command_runs_the_target_of_a_number(capsys, monkeypatch, tmp_path):
     assert main(["paper", "equation", "4", "--miniature", "--out", "page"]) == 0
     captured = capsys.readouterr()
     assert captured.err.startswith("Equation 4 of the paper, the effective learning rate, is tested by effective-lr: ")
-    assert captured.out.startswith("effective-lr:\n")
+    assert captured.out.startswith("effective-lr: ")
     assert "<summary>effective-lr: the unrolled form" in (tmp_path / "page" / "index.md").read_text()

@@ -28,7 +28,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SOURCES = [BENCHMARKS / "recompute.py", *sorted((BENCHMARKS / "recomputation").glob("*.py"))]
 STREAMS = {name: StreamOptions("digits", limit=limit) for name, limit in (("cifar100", 60), ("flowers102", 50))}
 GRIDS = {"lrs": LRS[1:4], "strengths": STRENGTHS[::3]}
-SEEDS = {"seeds": 5, "max_seeds": 20, "rescore_seeds": 3}
+SEEDS = {"seeds": 5, "max_seeds": 20}
 LARGE = replace(MINIATURE, second_network="resnet18-third", streams=STREAMS, **GRIDS, **SEEDS)
 
 

@@ -9,12 +9,8 @@ import pytest
 from mooring.errors import MooringError
 from mooring_lab.cli import main
 from mooring_lab.model.metrics import confidence_interval
-from mooring_lab.model.results import Result
-from mooring_lab.model.spec import RunSpec
-from mooring_lab.model.summary import summarize
 from mooring_lab.networks.initialization import initial_network
 from mooring_lab.streams.options import open_stream
-from mooring_lab.study.protocol import choose_settings
 from mooring_lab.study.study import Study
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import CONTROLS, MINIATURE, PAPER, ROWS
@@ -50,60 +46,6 @@ def test_search_chooses_the_most_accurate_setting_that_finished(context):
         assert choice.best.metrics["accuracy"].mean == max(row.metrics["accuracy"].mean for row in finished)
 
 
-LUCKY = {0: (90.0, 88.0, 80.0), 1: (70.0, 89.0, 99.0), 2: (71.0, 90.0, 99.0)}
-"""Accuracies of seeds at the three strengths of the grid: the first wins with seed 0 only, the last is not close."""
-
-
-def fake_runs(context, monkeypatch, unstable=()):
-    """Runs of the search with the accuracies of `LUCKY` at learning rate 0.03, and of 50 at others."""
-
-    def run(specs, **_):
-        results = {}
-        for spec in specs:
-            index = sorted(context.scale.strengths).index(spec.strength)
-            accuracy = LUCKY[spec.seed][index] if spec.lr == 0.03 else 50.0
-            status = "unstable" if (index, spec.seed) in unstable else "finished"
-            results[spec] = Result(spec, status, "", [10.0], [[accuracy]] if status == "finished" else [])
-        requested.append([(spec.seed, spec.strength) for spec in specs])
-        return results
-
-    requested = []
-    monkeypatch.setattr(context, "run", run)
-    monkeypatch.setattr(context, "scale", replace(context.scale, rescore_seeds=3))
-    return requested
-
-
-def test_scoring_again_drops_a_setting_that_was_lucky(fresh_context, monkeypatch):
-    requested = fake_runs(fresh_context, monkeypatch)
-    condition = fresh_context.scale.conditions()[0]
-    (first,) = grid_search.search_grid(fresh_context, [condition], ["ewc"])[condition]
-    (choice,) = grid_search.search(fresh_context, [condition], ["ewc"])[condition]
-    assert (first.best.setting.strength, choice.best.setting.strength) == (0.01, 1.0)
-    assert choice.best.metrics["accuracy"].mean == 89.0
-    assert grid_search.best_settings([choice]) == {"ewc": Setting(0.03, 1.0)}
-    # Only the settings within the margin, each with all seeds.
-    assert requested[-1] == [(seed, strength) for strength in (0.01, 1.0) for seed in range(3)]
-
-
-def test_settings_that_another_seed_does_not_finish_are_not_chosen(fresh_context, monkeypatch):
-    condition = fresh_context.scale.conditions()[0]
-    fake_runs(fresh_context, monkeypatch, unstable=[(1, 2)])
-    (choice,) = grid_search.search(fresh_context, [condition], ["ewc"])[condition]
-    assert choice.best.setting.strength == 0.01
-    fake_runs(fresh_context, monkeypatch, unstable=[(0, 1), (1, 2)])
-    (choice,) = grid_search.search(fresh_context, [condition], ["ewc"])[condition]
-    assert (choice.best.setting.strength, len(choice.best.results)) == (0.01, 1)  # the choice of one seed
-
-
-def test_at_most_five_settings_are_scored_again():
-    specs = [RunSpec("digits", "0", "ewc", 0, lr=0.01, strength=strength) for strength in range(1, 11)]
-    runs = [Result(spec, "finished", "", [10.0], [[90.0 + spec.strength / 10]]) for spec in specs]
-    (choice,) = choose_settings("digits", runs, ["ewc"])
-    assert [row.setting.strength for row in grid_search._candidates(choice)] == [10, 9, 8, 7, 6]
-    (alone,) = choose_settings("digits", runs[:1], ["ewc"])
-    assert grid_search._candidates(alone) == []
-
-
 def test_search_drops_penalties_that_would_extrapolate(grids):
     dropped = {row["method"] for table in grids.tables for row in table.rows if row["dropped"]}
     assert dropped
@@ -118,35 +60,6 @@ def test_table_has_every_method_and_control_on_the_tasks_after_the_searched_ones
         assert [row["method"].split()[0] for row in table.rows] == [*ROWS, *CONTROLS]
     assert len(table1.results) <= TARGETS["table1"].count(context.scale)
     assert {run.spec.seed for run in table1.results} == set(range(context.scale.seeds))
-
-
-def test_methods_not_significantly_better_than_a_control_are_named(table1):
-    """A frozen backbone does well on so easy a stream."""
-    assert any("not significantly more accurate than frozen: " in sentence for sentence in table1.text)
-
-
-def test_cells_that_cannot_be_compared_are_counted_by_reason():
-    def row(accuracy, paper):
-        forgetting = {"forgetting": "1.00 ± 0.10", "paper's forgetting": "1 ± 0.1", "forgetting agrees": True}
-        return {"accuracy": accuracy, "paper's accuracy": paper, "accuracy agrees": None, **forgetting}
-
-    rows = [row("60.00 ± 1.00", None), row(None, "60 ± 1"), row("60.00 ± 1.00", "60")]
-    (sentence,) = accuracy_tables._agreement(rows, [])
-    assert sentence.startswith("3 of 3 cells agree")
-    for reason in ("the paper has no number", "no run of ours finished", "there is no standard deviation"):
-        assert f"; for 1 {reason}" in sentence
-
-
-def test_setting_of_plain_is_explained_if_the_paper_has_settings(context):
-    (note,) = accuracy_tables._plain_setting_note(PAPER.conditions()[:1])
-    assert "does not give the setting of plain fine-tuning: here it uses the explicit step's learning rate" in note
-    assert accuracy_tables._plain_setting_note(context.scale.conditions()) == []  # it has none for digits
-
-
-def test_one_seed_is_not_compared_with_controls():
-    specs = [RunSpec("digits", "0", method, 0) for method in ("frozen", "plain")]
-    rows = summarize(Result(spec, "finished", "", [10.0], [[90.0]]) for spec in specs)
-    assert accuracy_tables._compare_with_controls("digits", rows) == []
 
 
 def test_second_run_trains_nothing(context, grids, table1):
@@ -263,26 +176,16 @@ def test_command_prints_the_cost_first_and_writes_the_page(tmp_path, monkeypatch
 
 
 @pytest.mark.faults  # slow
-def test_command_adds_seeds_and_scores_settings_again(tmp_path, monkeypatch, capsys):
+def test_command_adds_seeds(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    options = ["--miniature", "--max-seeds", "4", "--rescore", "2", "--json"]
+    options = ["--miniature", "--max-seeds", "4", "--json"]
     status, output = run_command(monkeypatch, capsys, "claims", "grids", *options)
     assert status == 0, output.err
     claims, grids = json.loads(output.out)["findings"]
     assert {row["seeds"] for table in claims["tables"] for row in table["rows"]} == {"", "2", "2 to 4", "4"}
-    assert "at most 5, are run with 2 seeds" in grids["text"][1]
-    cells = [row for table in grids["tables"] for row in table["rows"]]
-    scored_again = sum(row["scored again"] is not None for row in cells)
-    changed = sum(row["with one seed"] is not None for row in cells)
-    assert f"{scored_again} cells had several such settings; in {changed} of them" in grids["text"][1]
     runs = {run["key"]: run for run in json.loads((tmp_path / "reproduction" / "runs.json").read_text())["runs"]}
     assert {*claims["runs"], *grids["runs"]} <= set(runs)
-    assert {runs[key]["seed"] for key in grids["runs"]} == {0, 1}
-
-
-def test_papers_protocol_is_marked_as_such(grids):
-    assert "so is the choice" in grids.text[1]
-    assert "scored again" not in grids.tables[0].columns
+    assert {runs[key]["seed"] for key in grids["runs"]} == {0}
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,24 @@ from mooring_paper.claims.claim import COLUMNS, Claim
 from mooring_paper.claims.extended_rows import ExtendedRows
 from mooring_paper.claims.sequential_verdict import SEEDS_PER_LOOK, LookSchedule
 from mooring_paper.claims.table_claims import TableRows, search_claims, table_claims
-from mooring_paper.context.paper_context import PaperContext, paper_setting
+from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs
 from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, ROWS, Scale
 from mooring_paper.context.seed_statistics import summarize_seeds
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.figures import cka, roots, violations
 from mooring_paper.published.published_numbers import published_setting
 from mooring_paper.tables.accuracy_tables import SECOND_ROWS, rows_at_our_settings
-from mooring_paper.tables.grid_search import search, search_conditions, search_grid
+from mooring_paper.tables.grid_search import search, search_conditions
+
+INTERVALS_NOTE = (
+    "Each claim is tested on its own: of twenty claims whose true difference equals the bound, one may be decided by "
+    "chance. Intervals are over seeds only; seeds take the backbones in turn, so that they say nothing about other "
+    "backbones. Counts have no interval. Runs of the tables and of fig-cka use the settings of our search, those of "
+    "the other figures use the paper's settings. A mean over pairs leaves out pairs in which a run did not finish, and "
+    "the paper's mean beside it is over the same pairs of its tables. Most of these runs became unstable under a "
+    "penalty, where its accuracy would have been lowest."
+)
+"""What a reader should know of the intervals of all claims."""
 
 
 def count_added_models(scale: Scale) -> int:
@@ -41,9 +51,7 @@ def run(context: PaperContext) -> TargetResult:
             "The explicit step, penalties and replay": table_claims(
                 context.scale, looks, main, second, _rows_at_paper_settings(context)
             ),
-            "Hyper-parameters": search_claims(
-                *(find(context, search_conditions(context.scale)) for find in (search_grid, search))
-            ),
+            "Hyper-parameters": search_claims(search(context, search_conditions(context.scale))),
             "Instability": instability_claims.claims(context, looks, extended),
             "Layers, and the step itself": layer_claims.claims(context, looks, extended),
         }
@@ -56,8 +64,8 @@ def run(context: PaperContext) -> TargetResult:
         ResultTable(name, COLUMNS, [claim.to_row() for claim in group]) for name, group in groups.items() if group
     ]
     rows = [row for table in (main, second) for rows in table.values() for row in rows]
-    results = {result.spec: result for result in [*(r for row in rows for r in row.results), *extended.results]}
-    return TargetResult("claims", _text(context, looks, claims), tables, list(results.values()))
+    results = unique_runs([*(row.results for row in rows), extended.results])
+    return TargetResult("claims", [_seeds_text(looks, claims), INTERVALS_NOTE], tables, results)
 
 
 def _table_rows(context: PaperContext) -> tuple[TableRows, TableRows]:
@@ -70,43 +78,17 @@ def _table_rows(context: PaperContext) -> tuple[TableRows, TableRows]:
 def _rows_at_paper_settings(context: PaperContext) -> TableRows:
     """Return the rows of penalties and explicit steps in the first regime that the main table has at those settings."""
     scale = context.scale
-    specs = {}
-    for condition in [c for c in scale.conditions() if c.regime == scale.regimes[0]]:
-        where = (condition.network, condition.regime.name, condition.data)
-        methods = [name for name in (*REGULARIZERS, *EXPLICIT) if published_setting(*where, name) is not None]
-        settings = {name: paper_setting(scale, condition, name) for name in methods}
-        specs[condition] = [
-            context.spec(condition, name, seed, setting)
-            for name, setting in settings.items()
-            for seed in range(scale.seeds)
+    specs = {
+        condition: [
+            spec
+            for name in (*REGULARIZERS, *EXPLICIT)
+            if published_setting(*condition.where, name) is not None
+            for spec in context.seed_specs(condition, name, paper_setting(scale, condition, name))
         ]
-    known = context.run([spec for group in specs.values() for spec in group])
-    return {condition: summarize_seeds(known[spec] for spec in group) for condition, group in specs.items()}
-
-
-def _text(context: PaperContext, looks: LookSchedule, claims: Sequence[Claim]) -> list[str]:
-    verdicts = [claim.verdict for claim in claims]
-    text = [
-        f"Of {len(verdicts)} claims, {verdicts.count('holds')} hold, {verdicts.count('does not hold')} do not hold, "
-        f"and {verdicts.count('not decided')} are not decided: the interval over seeds contains 0 or another bound of "
-        "the claim, too few runs finished, or a pair that would decide is missing.",
-        _seeds_text(looks, claims),
-        "Each claim is tested on its own: of twenty claims whose true difference equals the bound, one may be decided "
-        "by chance. Intervals are over seeds only. They say nothing about other data sets, nor about the settings that "
-        "another search would choose. Counts have no interval. Runs of the tables and of fig-cka use the settings of "
-        "our search; those of the other figures use the paper's settings.",
-        "A mean over pairs leaves out pairs in which a run did not finish, and the paper's mean beside it is over the "
-        "same pairs of its tables. Most of these runs became unstable under a penalty, where its accuracy would have "
-        "been lowest.",
-    ]
-    backbones = sorted({len(starts) for starts in context.backbones.values()})
-    if backbones and max(looks.seeds) > backbones[0]:
-        text.append(
-            f"Seeds take the backbones in turn, of which a network has {' or '.join(map(str, backbones))}; added seeds "
-            "start from the same ones. An interval over more seeds than backbones is about these backbones, not about "
-            "others."
-        )
-    return text
+        for condition in scale.conditions()
+        if condition.regime == scale.regimes[0]
+    }
+    return {condition: summarize_seeds(runs) for condition, runs in context.run_groups(specs).items()}
 
 
 def _seeds_text(looks: LookSchedule, claims: Sequence[Claim]) -> str:

@@ -281,14 +281,9 @@ def _plain_against_ewc(rows: TableRows, looks: LookSchedule, scale: Scale) -> Cl
     )
 
 
-def search_claims(grids: SearchResults, chosen: SearchResults) -> list[Claim]:
-    """Return the claims on the grid search.
-
-    Args:
-        grids: every setting of all conditions, with one seed.
-        chosen: the settings that are used, which may have been scored again.
-    """
-    return [_explicit_is_stable(grids), _bound_is_safe(grids), _sensitivity(grids), *_same_settings(chosen)]
+def search_claims(grids: SearchResults) -> list[Claim]:
+    """Return the claims on the grid search."""
+    return [_explicit_is_stable(grids), _bound_is_safe(grids), _sensitivity(grids), *_same_settings(grids)]
 
 
 def _grid_runs(results: SearchResults, methods: Sequence[str]) -> list[Result]:
@@ -358,7 +353,7 @@ def _same_settings(results: SearchResults) -> list[Claim]:
     pairs = []
     for condition, choices in results.items():
         for method, ours in best_settings(choices).items():
-            theirs = published_setting(condition.network, condition.regime.name, condition.data, method)
+            theirs = published_setting(*condition.where, method)
             if theirs is not None:
                 pairs.append((ours, theirs))
     with_strength = [(a, b) for a, b in pairs if a.strength is not None and b.strength is not None]

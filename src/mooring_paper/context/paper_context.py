@@ -1,9 +1,10 @@
 """The source of all runs of a reproduction: one study, the data sets, and the backbones to start from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 from mooring.errors import MooringError
 from mooring_lab.methods import find_method
@@ -18,6 +19,8 @@ from mooring_lab.study.pretraining import read_metadata
 from mooring_lab.study.study import Study
 from mooring_paper.context.scale import Condition, Regime, Scale
 from mooring_paper.published.published_numbers import Setting, published_setting, setting_source
+
+Group = TypeVar("Group", bound=Hashable)
 
 MethodRuns = dict[str, dict[str, list[Result]]]
 """Results by data set and method, one for each seed."""
@@ -46,13 +49,12 @@ class PaperContext:
         backbones: safetensors files to start from, by network; seed k starts from file k modulo their number.
             A network without files starts from random weights.
         device: the device on which the results were trained; that of the study if None.
-        other_backbone: another backbone of the main network; the target `reasons` measures its effect.
-        levels: backbones of the main network with different accuracies; the target `fig-backbone` compares them.
 
     Attributes:
         backbones: fingerprints of the backbones, by network.
         weights: the weights of every backbone, by fingerprint.
-        levels: the accuracy of the backbones of `fig-backbone` when they were pre-trained, by fingerprint.
+        levels: the backbones of the main network that `fig-backbone` compares: their accuracy when they were
+            pre-trained, by fingerprint.
         defers_training: whether `run` raises `MissingRuns` instead of training, as `run_targets` needs it.
 
     Example:
@@ -71,8 +73,6 @@ class PaperContext:
         scale: Scale,
         backbones: Mapping[str, Sequence[Path | str]] | None = None,
         device: str | None = None,
-        other_backbone: Path | str | None = None,
-        levels: Sequence[Path | str] = (),
     ) -> None:
         self.study, self.scale, self.device = study, scale, device or study.device
         self.weights: dict[str, BackboneWeights] = {}
@@ -80,8 +80,6 @@ class PaperContext:
         for network, paths in (backbones or {}).items():
             self.set_backbones(network, paths)
         self.levels: dict[str, float] = {}
-        self.set_levels(levels)
-        self.other_backbone = "" if other_backbone is None else self._read_backbone(other_backbone)
         self.streams: dict[str, Stream] = {}
         self.defers_training = False
         self._full_streams: dict[tuple[str, int | None], Stream] = {}
@@ -92,16 +90,9 @@ class PaperContext:
         """Let the seeds of a network start from these files in turn."""
         self.backbones[network] = [self._read_backbone(path) for path in paths]
 
-    def set_levels(self, paths: Sequence[Path | str]) -> None:
-        """Read the backbones of `fig-backbone`; refuse a file that does not say how accurate its backbone is."""
-        self.levels = {}
-        for path in paths:
-            fingerprint, accuracy = self._read_backbone(path), read_metadata(path).get("accuracy")
-            if not isinstance(accuracy, int | float):
-                raise MooringError(
-                    f"{path} does not say how accurate its backbone is: give files that `mooring pretrain` wrote"
-                )
-            self.levels[fingerprint] = float(accuracy)
+    def set_levels(self, paths: Sequence[Path]) -> None:
+        """Read the backbones of `fig-backbone`, which the command pre-trained."""
+        self.levels = {self._read_backbone(path): float(read_metadata(path)["accuracy"]) for path in paths}
 
     def search_stream(self, data: str) -> Stream:
         """Return the first tasks of a data set, which the grid search uses."""
@@ -132,6 +123,12 @@ class PaperContext:
             **training.on(self.device).spec_fields(),
         )
 
+    def seed_specs(
+        self, condition: Condition, method: str, setting: Setting, seeds: int | None = None
+    ) -> list[RunSpec]:
+        """Return the specification of a run for each seed: all of the scale, or the first few."""
+        return [self.spec(condition, method, seed, setting) for seed in range(seeds or self.scale.seeds)]
+
     def with_seed(self, spec: RunSpec, seed: int) -> RunSpec:
         """Return a run with another seed, and with the backbone of that seed."""
         return replace(spec, seed=seed, init=self._start(spec.network, seed))
@@ -161,6 +158,13 @@ class PaperContext:
                 raise request
             self.train([request])
         return {spec: known[spec] for spec in specs}
+
+    def run_groups(
+        self, groups: Mapping[Group, Sequence[RunSpec]], *, reject: bool = False, decides: bool = False
+    ) -> dict[Group, list[Result]]:
+        """Return the results of groups of runs, all trained together; see `run`."""
+        known = self.run([spec for specs in groups.values() for spec in specs], reject=reject, decides=decides)
+        return {group: [known[spec] for spec in specs] for group, specs in groups.items()}
 
     def train(self, requests: Sequence[MissingRuns]) -> None:
         """Train requested runs, as many at once as possible; results that the study has are read."""
@@ -209,7 +213,7 @@ def paper_setting(scale: Scale, condition: Condition, method: str, source: str |
         0.003
     """
     source = source or setting_source(method)
-    setting = published_setting(condition.network, condition.regime.name, condition.data, source)
+    setting = published_setting(*condition.where, source)
     if setting is None:
         return Setting(scale.lrs[0], find_method(method).strength)
     return Setting(setting.lr, setting.strength if find_method(method).has_strength else None)
@@ -227,11 +231,20 @@ def train_methods(
         methods: the method whose setting is used, for each method.
         settings: settings by condition and method; the paper's where one is missing.
     """
-    scale, seeds = context.scale, range(context.scale.seeds)
-    specs: dict[str, dict[str, list[RunSpec]]] = {data: {} for data in scale.streams}
-    for condition, (method, source) in product(scale.first_conditions(), methods.items()):
+    specs = {}
+    for condition, (method, source) in product(context.scale.first_conditions(), methods.items()):
         ours = (settings or {}).get(condition, {}).get(source)
-        setting = ours or paper_setting(scale, condition, method, source)
-        specs[condition.data][method] = [context.spec(condition, method, seed, setting) for seed in seeds]
-    known = context.run([spec for group in specs.values() for runs in group.values() for spec in runs])
-    return {data: {method: [known[s] for s in runs] for method, runs in group.items()} for data, group in specs.items()}
+        setting = ours or paper_setting(context.scale, condition, method, source)
+        specs[condition.data, method] = context.seed_specs(condition, method, setting)
+    runs = context.run_groups(specs)
+    return {data: {method: runs[data, method] for method in methods} for data in context.scale.streams}
+
+
+def all_runs(runs: MethodRuns) -> list[Result]:
+    """Return the runs of all data sets and methods, each once."""
+    return unique_runs(results for methods in runs.values() for results in methods.values())
+
+
+def unique_runs(groups: Iterable[Iterable[Result]]) -> list[Result]:
+    """Return the runs of groups, each once."""
+    return list({result.spec: result for group in groups for result in group}.values())

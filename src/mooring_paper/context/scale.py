@@ -50,7 +50,12 @@ class Condition:
     data: str
 
     def __str__(self) -> str:
-        return f"{self.network}, {self.regime.name}, {self.data}"
+        return ", ".join(self.where)
+
+    @property
+    def where(self) -> tuple[str, str, str]:
+        """The names of network, regime and data set, under which the paper's numbers are found."""
+        return self.network, self.regime.name, self.data
 
 
 @dataclass(frozen=True)
@@ -77,13 +82,11 @@ class Scale:
         streams: options of the data sets, by name.
         seeds: how many seeds a cell has.
         max_seeds: up to how many seeds the runs of a claim get as long as it is not decided.
-        rescore_seeds: how many seeds score the best settings of a search; 1, as in the paper, scores each setting once.
         search_tasks: how many of the first tasks the grid search uses; the others are trained and scored.
         lrs, strengths: the grids.
         missing_data: data sets of the paper that are not available or not selected.
-        selected_regimes: names of the regimes to keep in the main table; all of them if empty.
         pretraining: the stream that backbones are pre-trained on; None if it is not available.
-        levels: the backbones of `fig-backbone`, to be pre-trained or as files.
+        levels: the backbones of `fig-backbone`.
 
     Example:
         >>> [str(condition) for condition in MINIATURE.conditions()]
@@ -96,20 +99,16 @@ class Scale:
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
     seeds: int = 5
     max_seeds: int = 20
-    rescore_seeds: int = 1
     search_tasks: int = 3
     lrs: tuple[float, ...] = LRS
     strengths: tuple[float, ...] = STRENGTHS
     missing_data: tuple[str, ...] = ()
-    selected_regimes: tuple[str, ...] = ()
     pretraining: StreamOptions | None = None
-    levels: tuple[BackboneLevel | Path, ...] = ()
+    levels: tuple[BackboneLevel, ...] = ()
 
     def conditions(self) -> list[Condition]:
         """Return the columns of the main table."""
-        selected = self.selected_regimes or [regime.name for regime in self.regimes]
-        regimes = [regime for regime in self.regimes if regime.name in selected]
-        return [Condition(self.network, regime, data) for regime in regimes for data in self.streams]
+        return [Condition(self.network, regime, data) for regime in self.regimes for data in self.streams]
 
     def first_conditions(self) -> list[Condition]:
         """Return every data set in the first regime; the figures use these."""
@@ -147,7 +146,7 @@ class Scale:
         missing = tuple(name for name in self.streams if name not in selected)
         return replace(self, streams=selected, missing_data=missing, pretraining=pretraining)
 
-    def with_seeds(self, seeds: int | None, max_seeds: int | None = None, rescore_seeds: int | None = None) -> "Scale":
+    def with_seeds(self, seeds: int | None, max_seeds: int | None = None) -> "Scale":
         """Return the scale with other numbers of seeds; None keeps a number.
 
         Example:
@@ -159,19 +158,7 @@ class Scale:
         if max_seeds is not None and max_seeds < seeds:
             raise MooringError(f"--max-seeds {max_seeds} is less than the {seeds} seeds of every cell: give more")
         most = max(seeds, self.max_seeds) if max_seeds is None else max_seeds
-        return replace(self, seeds=seeds, max_seeds=most, rescore_seeds=rescore_seeds or self.rescore_seeds)
-
-    def with_regimes(self, names: tuple[str, ...]) -> "Scale":
-        """Return the scale with only these regimes in the main table; all regimes if there are no names.
-
-        Example:
-            >>> [str(condition) for condition in MINIATURE.with_regimes(("30-epochs",)).conditions()]
-            ['mlp, 30-epochs, digits']
-        """
-        known = [regime.name for regime in self.regimes]
-        if wrong := [name for name in names if name not in known]:
-            raise unknown("regime", wrong[0], known)
-        return replace(self, selected_regimes=names)
+        return replace(self, seeds=seeds, max_seeds=most)
 
 
 PAPER = Scale(

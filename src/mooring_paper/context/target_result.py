@@ -1,22 +1,23 @@
-"""The result of a target: sentences, tables and figures, with the cells to compare and the runs behind them."""
+"""The result of a target: tables, figures and sentences, with the cells to compare and the runs behind them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scipy.special import stdtrit
 
 from mooring_lab.model.metrics import Interval
 from mooring_lab.model.results import Result
+from mooring_lab.report.picture import Drawing
 from mooring_paper.context.scale import Condition
 from mooring_paper.published.published_numbers import published
 
-if TYPE_CHECKING:
-    from mooring_lab.report.picture import Drawing
-
 CELL_METRICS = ("accuracy", "forgetting")
 PAPER_SEEDS = 5
+
+CellKey = tuple[Condition, str, str]
+"""Condition, method and metric of a cell."""
 
 BOUNDS = {"accuracy": 1.0, "forgetting": 0.3}
 """Points by which our mean may differ from the paper's and still counts as the same, whatever the spread over seeds."""
@@ -42,6 +43,11 @@ class PaperCell:
     mean: float
     std: float | None
     at_paper_setting: bool = True
+
+    @property
+    def key(self) -> CellKey:
+        """Condition, method and metric."""
+        return self.condition, self.method, self.metric
 
     @property
     def difference(self) -> float:
@@ -83,7 +89,7 @@ def make_cell(
         >>> cell.difference, cell.agrees
         (0.0, True)
     """
-    paper = published(condition.network, condition.regime.name, condition.data, method)
+    paper = published(*condition.where, method)
     if paper is None or ours is None:
         return None
     mean, std = getattr(paper, metric), getattr(paper, f"{metric}_std")
@@ -121,7 +127,6 @@ class ResultTable:
         columns: the names of its columns, in order.
         rows: a value for each column; a missing value is None.
         cells: the cells that have a number of the paper.
-        notes: remarks to print below the table.
 
     Example:
         >>> rows = [{"method": "ewc", "lr": 0.2}, {"method": "plain"}]
@@ -136,34 +141,34 @@ class ResultTable:
     columns: Sequence[str]
     rows: Sequence[Mapping[str, Any]]
     cells: Sequence[PaperCell] = field(default=(), repr=False)
-    notes: Sequence[str] = ()
-
-    def texts(self) -> list[list[str]]:
-        """Return the text of every cell, row by row."""
-        return [[_format_value(row.get(column)) for column in self.columns] for row in self.rows]
 
     def markdown(self) -> str:
-        """Return the table as Markdown."""
-        lines = [self.columns, ["---"] * len(self.columns), *self.texts()]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        """Return the table as Markdown; columns "GROUP: METRIC" are stacked, because a page is narrow.
+
+        Example:
+            >>> row = {"method": "ewc", "1-epoch: accuracy": "60.5 / 62.5", "1-epoch: forgetting": "2.1 / 2.1"}
+            >>> print(ResultTable("t", list(row), [row]).markdown())
+            | method | 1-epoch:<br>accuracy,<br>forgetting |
+            | --- | --- |
+            | ewc | 60.5 / 62.5<br>2.1 / 2.1 |
+        """
+        stacks: dict[str, list[str]] = {}
+        for column in self.columns:
+            group, _, metric = column.rpartition(": ")
+            stacks.setdefault(f"{group}:" if metric in CELL_METRICS and group else column, []).append(column)
+        heads = [
+            name if columns == [name] else f"{name}<br>{',<br>'.join(column.rpartition(': ')[2] for column in columns)}"
+            for name, columns in stacks.items()
+        ]
+        texts = [
+            ["<br>".join(_format_value(row.get(column)) for column in columns) for columns in stacks.values()]
+            for row in self.rows
+        ]
+        return "\n".join("| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *texts))
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as plain values."""
-        table = {"title": self.title, "columns": list(self.columns), "rows": [dict(row) for row in self.rows]}
-        return {**table, "notes": list(self.notes)} if self.notes else table
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why a cell differs from the paper's.
-
-    Attributes:
-        text: what explains it, with numbers.
-        causes: the same in few words and without numbers, for lists of cells; several if any of them explains it.
-    """
-
-    text: str
-    causes: tuple[str, ...]
+        return {"title": self.title, "columns": list(self.columns), "rows": [dict(row) for row in self.rows]}
 
 
 @dataclass(frozen=True)
@@ -172,19 +177,20 @@ class TargetResult:
 
     Attributes:
         name: the name of the target.
-        text: the result in sentences, computed from the runs.
+        text: sentences that the page shows, computed from the runs.
         tables: the numbers.
         results: the runs behind them.
-        draw: draws the figures; it is called only when they are written, because matplotlib is slow to import.
-        reasons: why cells of other targets differ from the paper's, by condition, method and metric.
+        draw: draws the figures; it is called only when they are written.
+        reasons: why cells of other targets differ from the paper's, in few words; several if any of them explains it.
+            None for targets that do not test it.
     """
 
     name: str
     text: Sequence[str] = ()
     tables: Sequence[ResultTable] = ()
     results: Sequence[Result] = field(default=(), repr=False)
-    draw: Callable[[], Sequence["Drawing"]] = field(default=list, repr=False)
-    reasons: Mapping[tuple[Condition, str, str], Reason] = field(default_factory=dict, repr=False)
+    draw: Callable[[], Sequence[Drawing]] = field(default=list, repr=False)
+    reasons: Mapping[CellKey, Sequence[str]] | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values; runs are given by their keys."""

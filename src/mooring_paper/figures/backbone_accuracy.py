@@ -7,12 +7,17 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean, linear_regression
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from mooring_lab.model.metrics import Interval, confidence_interval
 from mooring_lab.model.results import Result
+from mooring_lab.report.picture import Drawing
+from mooring_lab.report.style import INK, LINES, WIDTH
 from mooring_lab.study.pretraining import read_metadata
-from mooring_paper.context.paper_context import PaperContext, paper_setting
+from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs
 from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, Condition, Scale
 from mooring_paper.context.seed_statistics import (
     format_difference,
@@ -23,11 +28,6 @@ from mooring_paper.context.seed_statistics import (
 )
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.published.published_numbers import PLAIN_SETTING_NOTE, published
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from mooring_lab.report.picture import Drawing
 
 PENALTIES = (*REGULARIZERS, "uniform")
 FAMILIES = {"plain": ("plain",), "the penalties": PENALTIES, "the explicit step": EXPLICIT}
@@ -40,8 +40,8 @@ MAX_SEEDS = 3
 """Seeds of each backbone: more backbones say more about the trend than more seeds."""
 
 NOT_RUN = (
-    "Not run: it needs backbones of several accuracies. Give their files with --levels, or put cifar10 into the folder "
-    "of --data and name a --recipe, so that they are pre-trained."
+    "Not run: it needs backbones of several accuracies. Put cifar10 into the folder of --data and name a --recipe, so "
+    "that they are pre-trained."
 )
 
 LevelRuns = Mapping[str, Mapping[str, Sequence[Result]]]
@@ -70,31 +70,22 @@ def run(context: PaperContext) -> TargetResult:
         text += [_change(condition.data, levels, runs), *_closest(condition, levels, runs)]
         by_method = {method: [run for seeds in starts.values() for run in seeds] for method, starts in runs.items()}
         text += unfinished_note(condition.data, by_method)
-    if any(published(c.network, c.regime.name, c.data, "plain") for c in trained):
+    if any(published(*c.where, "plain") for c in trained):
         text.append(PLAIN_SETTING_NOTE)
-    results = [
-        run for runs in trained.values() for starts in runs.values() for seeds in starts.values() for run in seeds
-    ]
+    results = unique_runs(seeds for runs in trained.values() for starts in runs.values() for seeds in starts.values())
     schedules = {init: str(read_metadata(context.weights[init].path).get("schedule", "")) for init in levels}
     return TargetResult("fig-backbone", text, tables, results, partial(_draw, trained, levels, schedules))
 
 
 def train_levels(context: PaperContext) -> dict[Condition, LevelRuns]:
     """Return the runs of every method from every backbone, at the paper's settings."""
-    scale, seeds = context.scale, range(min(context.scale.seeds, MAX_SEEDS))
+    conditions, seeds = context.scale.first_conditions(), min(context.scale.seeds, MAX_SEEDS)
     specs = {}
-    for condition, method, init in product(scale.first_conditions(), METHODS, context.levels):
-        setting = paper_setting(scale, condition, method)
-        runs = [context.spec(condition, method, seed, setting) for seed in seeds]
+    for condition, method, init in product(conditions, METHODS, context.levels):
+        runs = context.seed_specs(condition, method, paper_setting(context.scale, condition, method), seeds)
         specs[condition, method, init] = [replace(spec, init=init) for spec in runs]
-    known = context.run([spec for runs in specs.values() for spec in runs])
-    return {
-        condition: {
-            method: {init: [known[spec] for spec in specs[condition, method, init]] for init in context.levels}
-            for method in METHODS
-        }
-        for condition in scale.first_conditions()
-    }
+    known = context.run_groups(specs)
+    return {c: {m: {init: known[c, m, init] for init in context.levels} for m in METHODS} for c in conditions}
 
 
 def slopes(accuracies: Sequence[float], values: Sequence[Sequence[float]]) -> list[float]:
@@ -122,11 +113,7 @@ def _row(name: str, level: float, runs: LevelRuns, init: str, metric: str) -> di
 
 
 def _paper_rows(condition: Condition, metric: str) -> list[dict[str, Any]]:
-    cells = {
-        method: getattr(cell, metric)
-        for method in METHODS
-        if (cell := published(condition.network, condition.regime.name, condition.data, method))
-    }
+    cells = {method: getattr(cell, metric) for method in METHODS if (cell := published(*condition.where, method))}
     return [{"backbone": "the paper's", **cells}] if cells else []
 
 
@@ -158,7 +145,7 @@ def _closest(condition: Condition, levels: Mapping[str, float], runs: LevelRuns)
     """
     parts = []
     for method in METHODS:
-        cell = published(condition.network, condition.regime.name, condition.data, method)
+        cell = published(*condition.where, method)
         means = {init: [_mean(runs[method][init], metric) for metric in ("accuracy", "forgetting")] for init in levels}
         known = {init: point for init, point in means.items() if all(map(math.isfinite, point))}
         if cell is None or not known:
@@ -177,13 +164,8 @@ def _mean(results: Sequence[Result], metric: str) -> float:
 
 def _draw(
     trained: Mapping[Condition, LevelRuns], levels: Mapping[str, float], schedules: Mapping[str, str]
-) -> list["Drawing"]:
+) -> list[Drawing]:
     """Draw forgetting and accuracy; lines join the backbones with one schedule of pre-training."""
-    from matplotlib.figure import Figure  # slow to import
-
-    from mooring_lab.report.picture import Drawing
-    from mooring_lab.report.style import WIDTH
-
     figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
     panels = figure.subplots(len(METRICS), len(trained), squeeze=False, sharex=True)
     for row, metric in zip(panels, METRICS, strict=True):
@@ -215,7 +197,7 @@ def _draw(
 
 
 def _draw_panel(
-    panel: "Axes",
+    panel: Axes,
     condition: Condition,
     runs: LevelRuns,
     levels: Mapping[str, float],
@@ -223,8 +205,6 @@ def _draw_panel(
     metric: str,
 ) -> None:
     """Draw a line for each method and schedule, with the colour of the importance and the style of the family."""
-    from mooring_lab.report.style import INK, LINES
-
     importances = ("plain", *PENALTIES)
     drawn: list[float] = []
     for method in METHODS:
@@ -245,7 +225,7 @@ def _draw_panel(
             for level, interval in points:
                 if not math.isnan(interval.low):
                     panel.vlines(level, interval.low, interval.high, color=colour, lw=0.8, alpha=0.4)
-        if cell := published(condition.network, condition.regime.name, condition.data, method):
+        if cell := published(*condition.where, method):
             heights.append(getattr(cell, metric))
             look: Any = {"color": colour, "mfc": "none" if penalty else colour, "ms": 4, "mew": 0.8}
             panel.plot(0.99, heights[-1], "<", transform=panel.get_yaxis_transform(), **look)

@@ -1,28 +1,28 @@
 """CKA by layer to the model after the first task: does balanced importance preserve deep layers and forget less?"""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from mooring_lab.model.metrics import Interval, confidence_interval
 from mooring_lab.model.results import Result
-from mooring_paper.context.paper_context import MethodRuns, PaperContext, train_methods
+from mooring_lab.report.picture import Drawing
+from mooring_lab.report.style import WIDTH
+from mooring_paper.context.paper_context import MethodRuns, PaperContext, all_runs, train_methods
 from mooring_paper.context.scale import REGULARIZERS
 from mooring_paper.context.seed_statistics import (
     format_difference,
     format_mean,
     mean_difference,
     metric_values,
-    unfinished_note,
 )
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.figures.panels import LayerLine, draw_layer_lines, value_range
 from mooring_paper.tables.grid_search import best_settings, search
-
-if TYPE_CHECKING:
-    from mooring_lab.report.picture import Drawing
 
 REFERENCES = ("uniform", "random", "plain")
 SETTING_SOURCES = {
@@ -43,16 +43,14 @@ def train_balanced(context: PaperContext) -> MethodRuns:
 def run(context: PaperContext) -> TargetResult:
     """Measure CKA by layer of every method, and compare each balanced form with its plain form."""
     runs = train_balanced(context)
-    tables, text = [], []
+    tables = []
     for data, methods in runs.items():
         rows = [_row(name, results) for name, results in methods.items()]
         columns = list(dict.fromkeys(column for row in rows for column in row))
         tables.append(ResultTable(f"{data}: CKA to the model after the first task", columns, rows))
         differences = [_difference_row(name, methods[name], methods[f"balanced-{name}"]) for name in REGULARIZERS]
         tables.append(ResultTable(f"{data}: balanced minus plain form, by seed", list(differences[0]), differences))
-        text += [_sentence(data, differences), *unfinished_note(data, methods)]
-    results = [result for methods in runs.values() for seeds in methods.values() for result in seeds]
-    return TargetResult("fig-cka", text, tables, results, partial(_draw, runs))
+    return TargetResult("fig-cka", (), tables, all_runs(runs), partial(_draw, runs))
 
 
 def deep_cka(result: Result) -> float:
@@ -119,33 +117,12 @@ def _difference_row(name: str, plain: Sequence[Result], balanced: Sequence[Resul
     }
 
 
-def _sentence(data: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    def definitions(column: str, significant: str) -> str:
-        known = [row for row in rows if row[column] is not None]
-        names = [row["importance"] for row in known if row[column]]
-        number = sum(bool(row[significant]) for row in known)
-        details = f" ({', '.join(names)}), {number} of them beyond the 95 % interval" if names else ""
-        return f"{len(names)} of {len(known)} definitions{details}"
-
-    return (
-        f"{data}: balanced importance gives the deeper half of the layers a higher CKA for "
-        f"{definitions('deep CKA is higher', 'surely higher')}; it forgets less for "
-        f"{definitions('forgets less', 'surely less')}. Each balanced form has the learning rate and strength of its "
-        "plain form."
-    )
-
-
 def _missing_note(methods: Collection[str], drawn: Collection[str]) -> str:
     missing = [name for name in methods if name not in drawn]
     return f" No seed of {', '.join(missing)} finished." if missing else ""
 
 
-def _draw(runs: MethodRuns) -> list["Drawing"]:
-    from matplotlib.figure import Figure  # slow to import
-
-    from mooring_lab.report.picture import Drawing
-    from mooring_lab.report.style import WIDTH
-
+def _draw(runs: MethodRuns) -> list[Drawing]:
     drawings = []
     for data, methods in runs.items():
         by_method = {name: layers for name, results in methods.items() if (layers := _cka_by_layer(results))}

@@ -5,9 +5,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from mooring.attachment import attach
@@ -19,13 +20,12 @@ from mooring_lab.model.order import task_order
 from mooring_lab.networks.initialization import BackboneWeights, initial_network
 from mooring_lab.networks.inputs import normalize_pixels
 from mooring_lab.networks.multi_head import MultiHeadNetwork
+from mooring_lab.report.picture import Drawing
+from mooring_lab.report.style import LINES, WIDTH
 from mooring_lab.streams.stream import Stream
 from mooring_paper.context.paper_context import PaperContext, paper_setting
 from mooring_paper.context.scale import Condition
 from mooring_paper.context.target_result import ResultTable, TargetResult
-
-if TYPE_CHECKING:
-    from mooring_lab.report.picture import Drawing
 
 STEPS = 16
 """Iterations of each of two tasks: enough to see a difference between the unrolled form and the iterates."""
@@ -273,12 +273,7 @@ def _text(rates: EffectiveRates) -> list[str]:
     return text
 
 
-def _draw(condition: str, tasks: Mapping[str, UnrolledTask]) -> list["Drawing"]:
-    from matplotlib.figure import Figure  # slow to import
-
-    from mooring_lab.report.picture import Drawing
-    from mooring_lab.report.style import LINES, WIDTH
-
+def _draw(condition: str, tasks: Mapping[str, UnrolledTask]) -> list[Drawing]:
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     panels = figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0]
     for panel, (name, task) in zip(panels, tasks.items(), strict=True):

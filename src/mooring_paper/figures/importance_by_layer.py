@@ -4,19 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import correlation, fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from mooring_lab.model.metrics import Interval, confidence_interval
-from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.results import Result
-from mooring_paper.context.paper_context import MethodRuns, PaperContext, train_methods
+from mooring_lab.report.figures.logarithm import ticks
+from mooring_lab.report.picture import Drawing
+from mooring_lab.report.style import WIDTH
+from mooring_paper.context.paper_context import MethodRuns, PaperContext, all_runs, train_methods
 from mooring_paper.context.scale import REGULARIZERS
-from mooring_paper.context.seed_statistics import unfinished_note
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.figures.panels import LayerLine, draw_layer_lines, value_range
-
-if TYPE_CHECKING:
-    from mooring_lab.report.picture import Drawing
 
 LayerIntervals = Mapping[str, Interval]
 """log10 of the relative importance of each layer."""
@@ -30,7 +30,7 @@ def train_regularizers(context: PaperContext) -> MethodRuns:
 def run(context: PaperContext) -> TargetResult:
     """Measure mean importance by layer, relative to the mean over the layers of the run."""
     runs = train_regularizers(context)
-    tables, text = [], []
+    tables = []
     lines: dict[str, dict[str, LayerIntervals]] = {}
     for data, methods in runs.items():
         lines[data] = {name: relative_to_mean(results) for name, results in methods.items()}
@@ -38,9 +38,7 @@ def run(context: PaperContext) -> TargetResult:
         layers = list(dict.fromkeys(layer for intervals in lines[data].values() for layer in intervals))
         columns = ["importance", *layers, "last / first", "rank correlation with depth"]
         tables.append(ResultTable(f"{data}: mean importance by layer, relative to the mean layer", columns, rows))
-        text += [*_text(data, lines[data]), *unfinished_note(data, methods)]
-    results = [result for methods in runs.values() for seeds in methods.values() for result in seeds]
-    return TargetResult("fig-importance", text, tables, results, partial(_draw, lines))
+    return TargetResult("fig-importance", (), tables, all_runs(runs), partial(_draw, lines))
 
 
 def relative_to_mean(results: Sequence[Result]) -> dict[str, Interval]:
@@ -88,44 +86,17 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
 
 
-def _last_to_first(layers: LayerIntervals) -> float | None:
-    means = [value.mean for value in layers.values()]
-    return 10 ** (means[-1] - means[0]) if means else None
-
-
 def _row(name: str, layers: LayerIntervals) -> dict[str, Any]:
     row: dict[str, Any] = {"importance": name}
     for layer, log in layers.items():
         bounds = "" if math.isnan(log.low) else f" ({10**log.low:.2g} to {10**log.high:.2g})"
         row[layer] = f"{10**log.mean:.3g}{bounds}"
-    return {**row, "last / first": _last_to_first(layers), "rank correlation with depth": depth_correlation(layers)}
+    means = [value.mean for value in layers.values()]
+    ratio = 10 ** (means[-1] - means[0]) if means else None
+    return {**row, "last / first": ratio, "rank correlation with depth": depth_correlation(layers)}
 
 
-def _text(data: str, lines: Mapping[str, LayerIntervals]) -> list[str]:
-    known = {name: order for name, layers in lines.items() if (order := depth_correlation(layers)) is not None}
-    if not known:
-        return []
-    decreasing = [name for name, order in known.items() if order < 0]
-    names = f" ({', '.join(decreasing)})" if decreasing else ""
-    orders = ", ".join(f"{name} {order:+.2f}" for name, order in known.items())
-    depth = pluralize(max(len(lines[name]) for name in known), "layer")
-    ratios = {name: _last_to_first(lines[name]) or math.nan for name in known}
-    smallest = min(ratios, key=ratios.__getitem__)
-    return [
-        f"{data}: mean importance decreases with depth for {len(decreasing)} of {len(known)} definitions{names}; "
-        f"rank correlation over {depth}: {orders}.",
-        f"{data}: the ratio of the last layer's importance to the first's is smallest with {smallest}: "
-        f"{ratios[smallest]:.2g}.",
-    ]
-
-
-def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]]) -> list["Drawing"]:
-    from matplotlib.figure import Figure  # slow to import
-
-    from mooring_lab.report.figures.logarithm import ticks
-    from mooring_lab.report.picture import Drawing
-    from mooring_lab.report.style import WIDTH
-
+def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]]) -> list[Drawing]:
     drawn = {data: methods for data, methods in lines_by_data.items() if any(methods.values())}
     if not drawn:
         return []

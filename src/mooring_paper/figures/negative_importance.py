@@ -4,19 +4,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from mooring_lab.model.summary import Row
-from mooring_paper.context.paper_context import PaperContext, paper_setting
+from mooring_lab.report.figures.logarithm import ticks
+from mooring_lab.report.picture import Drawing
+from mooring_lab.report.style import FAINT, LINES, RULE, WIDTH
+from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs
 from mooring_paper.context.scale import Condition
 from mooring_paper.context.seed_statistics import summarize_seeds, unstable_count
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.figures.panels import draw_stability_marks
-from mooring_paper.figures.violations import parameter_count
 from mooring_paper.published.published_numbers import Setting
-
-if TYPE_CHECKING:
-    from mooring_lab.report.picture import Drawing
 
 POSITIVE = "si-absolute"
 VARIANTS = {
@@ -50,24 +51,20 @@ class SignSweep:
 
 def run(context: PaperContext) -> TargetResult:
     """Measure at which strengths each variant is stable, its accuracy, and how many scores are negative."""
-    strengths, seeds = sorted(context.scale.strengths), range(context.scale.seeds)
     specs = {}
     for condition in context.scale.first_conditions():
         lr = paper_setting(context.scale, condition, "si").lr
         settings = [("plain", Setting(lr, None))]
-        settings += [(name, Setting(lr, strength)) for name in VARIANTS for strength in strengths]
-        specs[condition] = [
-            context.spec(condition, name, seed, setting) for name, setting in settings for seed in seeds
-        ]
-    known = context.run([spec for group in specs.values() for spec in group])
+        settings += [(name, Setting(lr, strength)) for name in VARIANTS for strength in sorted(context.scale.strengths)]
+        specs[condition] = [s for name, setting in settings for s in context.seed_specs(condition, name, setting)]
+    runs = context.run_groups(specs)
     sweeps = []
-    for condition, group in specs.items():
-        rows = summarize_seeds(known[spec] for spec in group)
+    for condition, results in runs.items():
+        rows = summarize_seeds(results)
         by_variant = {name: [row for row in rows if row.setting.method == name] for name in VARIANTS}
         sweeps.append(SignSweep(condition, rows[0], by_variant))
-    text = [sentence for sweep in sweeps for sentence in _text(sweep)]
     tables = [_table(sweep) for sweep in sweeps]
-    return TargetResult("fig-negative", text, tables, list(known.values()), partial(_draw, sweeps))
+    return TargetResult("fig-negative", (), tables, unique_runs(runs.values()), partial(_draw, sweeps))
 
 
 def _negative_counts(row: Row) -> list[int]:
@@ -108,74 +105,8 @@ def _table(sweep: SignSweep) -> ResultTable:
     return ResultTable(f"{sweep.condition}, lr {sweep.plain.setting.lr:g}", list(rows[0]), rows)
 
 
-def _text(sweep: SignSweep) -> list[str]:
-    data, positive = sweep.condition.data, sweep.rows[POSITIVE]
-    text = [_positive_sentence(data, positive)]
-    for name, variant in sweep.rows.items():
-        if name == POSITIVE:
-            continue
-        pairs = list(zip(variant, positive, strict=True))
-        comparable = [row for row, other in pairs if not unstable_count(other)]
-        unstable = [f"{row.setting.strength:g}" for row in comparable if unstable_count(row)]
-        which = f" (strength {', '.join(unstable)})" if unstable else ""
-        counts = [_negative_counts(row) for row in variant]
-        first = max((tasks[0] for tasks in counts if tasks), default=0)
-        later = max((max(tasks[1:]) for tasks in counts if len(tasks) > 1), default=0)
-        known = [stability for row in variant for result in row.results for stability in result.stability[:1]]
-        parameters = max(map(parameter_count, known), default=0)
-        text.append(
-            f"{data}, {name}: unstable at {len(unstable)} of the {len(comparable)} strengths at which {POSITIVE} is "
-            f"stable{which}; at most {first:,} of {parameters:,} scores were negative after the first task, and "
-            f"{later:,} after a later one."
-        )
-        without = [(row, other) for row, other in pairs if not any(_negative_counts(row))]
-        if without:
-            different = [pair for pair in without if not _same_runs(*pair)]
-            early = sum([r.matrix[:1] for r in a.results] != [r.matrix[:1] for r in b.results] for a, b in different)
-            rounding = (
-                f"; at the other {len(different)} the two differ although their scores do not, at {early} of them "
-                "already in the first task, before a penalty acts: the last bits of a run depend on the fleet that "
-                "trains it"
-            )
-            text.append(
-                f"{data}, {name}: at {len(without)} of {len(pairs)} strengths no score was negative after any task; at "
-                f"{len(without) - len(different)} of these every accuracy equals that of {POSITIVE}"
-                f"{rounding if different else ''}."
-            )
-    plain = sweep.plain.metrics.get("accuracy")
-    weakest = {name: variant[0].metrics.get("accuracy") for name, variant in sweep.rows.items()}
-    accuracies = [f"{name} {accuracy}" for name, accuracy in weakest.items() if accuracy is not None]
-    if plain is not None and accuracies:
-        text.append(
-            f"{data}: accuracy at the smallest strength, {positive[0].setting.strength:g}: {', '.join(accuracies)}; "
-            f"plain fine-tuning {plain}."
-        )
-    return text
-
-
-def _positive_sentence(data: str, rows: Sequence[Row]) -> str:
-    """Return whether positive scores are always stable, and whether those that are not are Case 2."""
-    unstable_rows = [row for row in rows if unstable_count(row)]
-    if not unstable_rows:
-        return f"{data}, {POSITIVE}: stable at all {len(rows)} strengths, as in the paper."
-    runs = [result for row in unstable_rows for result in row.results if result.status == "unstable"]
-    beyond = sum(any(stability.largest >= 1 for stability in result.stability) for result in runs)
-    which = ", ".join(f"{row.setting.strength:g}" for row in unstable_rows)
-    return (
-        f"{data}, {POSITIVE}: unstable at {len(unstable_rows)} of {len(rows)} strengths ({which}), without any "
-        f"negative score; in {beyond} of these {len(runs)} runs lr * strength * importance had reached 1, which is "
-        "Case 2."
-    )
-
-
-def _draw(sweeps: Sequence[SignSweep]) -> "list[Drawing]":
+def _draw(sweeps: Sequence[SignSweep]) -> list[Drawing]:
     """Draw for each data set accuracy against strength, a line for each variant, with rows of marks below."""
-    from matplotlib.figure import Figure  # slow to import
-
-    from mooring_lab.report.figures.logarithm import ticks
-    from mooring_lab.report.picture import Drawing
-    from mooring_lab.report.style import FAINT, LINES, RULE, WIDTH
-
     drawings = []
     for sweep in sweeps:
         figure = Figure(figsize=(WIDTH, 3.7))

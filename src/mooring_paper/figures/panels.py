@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
 
 from mooring_lab.model.metrics import Interval
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from mooring_lab.report.figures.labels import spread_labels
+from mooring_lab.report.style import INK, LINES
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,8 @@ def value_range(lines: Iterable[Mapping[str, Interval]]) -> tuple[float, float]:
     return min(means) - margin, max(means) + margin
 
 
-def draw_layer_lines(panel: "Axes", lines: Sequence[LayerLine], limits: tuple[float, float]) -> None:
+def draw_layer_lines(panel: Axes, lines: Sequence[LayerLine], limits: tuple[float, float]) -> None:
     """Draw lines over layers with their intervals and a label at the end of each, between limits of the y axis."""
-    from mooring_lab.report.figures.labels import spread_labels
-    from mooring_lab.report.style import INK, LINES
-
     layers = list(dict.fromkeys(layer for line in lines for layer in line.layers))
     low, high = limits
     panel.set_ylim(low, high)
@@ -80,10 +78,8 @@ def _common_prefix(layers: Sequence[str]) -> str:
     return "".join(f"{parts[0]}." for parts in common)
 
 
-def draw_stability_marks(panel: "Axes", x: Sequence[float], y: float, unstable: Sequence[bool], colour: str) -> None:
+def draw_stability_marks(panel: Axes, x: Sequence[float], y: float, unstable: Sequence[bool], colour: str) -> None:
     """Draw a row of marks: a dot where training was stable with every seed, a cross where it was not."""
-    from mooring_lab.report.style import INK
-
     dots = [position for position, crossed in zip(x, unstable, strict=True) if not crossed]
     crosses = [position for position, crossed in zip(x, unstable, strict=True) if crossed]
     panel.plot(dots, [y] * len(dots), "o", color=colour, ms=3.2, mew=0, clip_on=False)

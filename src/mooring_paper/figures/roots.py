@@ -3,33 +3,29 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mooring_lab.model.metrics import SCORE_TOLERANCE, Interval, confidence_interval
+from matplotlib.figure import Figure
+
+from mooring_lab.model.metrics import confidence_interval
 from mooring_lab.model.results import Result
-from mooring_paper.context.paper_context import MethodRuns, PaperContext, train_methods
+from mooring_lab.report.picture import Drawing
+from mooring_lab.report.style import LINES, WIDTH
+from mooring_paper.context.paper_context import MethodRuns, PaperContext, all_runs, train_methods
 from mooring_paper.context.scale import EXPLICIT
 from mooring_paper.context.seed_statistics import (
     format_difference,
     format_mean,
     mean_difference,
     metric_values,
-    unfinished_note,
 )
 from mooring_paper.context.target_result import ResultTable, TargetResult
-
-if TYPE_CHECKING:
-    from mooring_lab.report.picture import Drawing
 
 ROOTS = {"square root": "", "cube root": "-cube", "plain ratio": "-ratio"}
 """The suffix of the methods with each root."""
 
 METHODS = {f"{name}{suffix}": name for name in EXPLICIT for suffix in ROOTS.values()}
 """Every method with every root, and the method whose setting it uses."""
-
-Reductions = Mapping[tuple[str, str], Interval | None]
-"""How much less than the plain ratio a root forgets, by method and root."""
 
 
 def train_roots(context: PaperContext) -> MethodRuns:
@@ -40,56 +36,27 @@ def train_roots(context: PaperContext) -> MethodRuns:
 def run(context: PaperContext) -> TargetResult:
     """Compare accuracy and forgetting of every root with the plain ratio, by seed."""
     runs = train_roots(context)
-    tables, text = [], []
+    tables = []
     for data, methods in runs.items():
-        rows = []
-        reductions: dict[tuple[str, str], Interval | None] = {}
-        for name in EXPLICIT:
-            ratio = metric_values(methods[f"{name}{ROOTS['plain ratio']}"], "forgetting")
-            for root, suffix in ROOTS.items():
-                results = methods[f"{name}{suffix}"]
-                if root != "plain ratio":
-                    reductions[name, root] = mean_difference((ratio, metric_values(results, "forgetting")))
-                rows.append(_row(name, root, results, reductions.get((name, root))))
+        rows = [_row(name, root, methods) for name in EXPLICIT for root in ROOTS]
         tables.append(ResultTable(f"{data}: the root in the explicit step", list(rows[0]), rows))
-        text += [_sentence(data, root, reductions) for root in ("square root", "cube root")]
-        text += unfinished_note(data, methods)
-    results = [result for methods in runs.values() for seeds in methods.values() for result in seeds]
-    return TargetResult("roots", text, tables, results, partial(_draw, runs))
+    return TargetResult("roots", (), tables, all_runs(runs), partial(_draw, runs))
 
 
-def _row(name: str, root: str, results: Sequence[Result], reduction: Interval | None) -> dict[str, Any]:
+def _row(name: str, root: str, methods: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    results, ratio = (methods[f"{name}{ROOTS[r]}"] for r in (root, "plain ratio"))
+    reduction = mean_difference((metric_values(ratio, "forgetting"), metric_values(results, "forgetting")))
     return {
         "method": name,
         "root": root,
         "lr": f"{results[0].spec.lr:g}",
         "accuracy": format_mean(results, "accuracy"),
         "forgetting": format_mean(results, "forgetting"),
-        "forgets less than the plain ratio by": format_difference(reduction),
+        "forgets less than the plain ratio by": None if root == "plain ratio" else format_difference(reduction),
     }
 
 
-def _sentence(data: str, root: str, reductions: Reductions) -> str:
-    known = [value for (_, tested), value in reductions.items() if tested == root and value is not None]
-    if not known:
-        return f"{data}: no seed finished with both the {root} and the plain ratio."
-    mean = fmean(value.mean for value in known)
-    less = sum(value.mean > SCORE_TOLERANCE for value in known)
-    significant = sum(value.low > 0 for value in known if not math.isnan(value.low))
-    change = f"{abs(mean):.2f} points {'higher' if mean < 0 else 'lower'}" if abs(mean) >= 0.005 else "the same"
-    paper = "; the paper reports about 1 to 2 points lower" if root == "square root" else ""
-    return (
-        f"{data}: the {root} forgets less than the plain ratio for {less} of {len(known)} definitions, {significant} "
-        f"of them beyond the 95 % interval; the mean forgetting over definitions is {change}{paper}."
-    )
-
-
-def _draw(runs: MethodRuns) -> list["Drawing"]:
-    from matplotlib.figure import Figure  # slow to import
-
-    from mooring_lab.report.picture import Drawing
-    from mooring_lab.report.style import LINES, WIDTH
-
+def _draw(runs: MethodRuns) -> list[Drawing]:
     values = {
         (data, name): finite
         for data, methods in runs.items()

@@ -5,20 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mooring_lab.model.plurals import pluralize
+from matplotlib.figure import Figure
+
 from mooring_lab.model.results import Result, Stability
+from mooring_lab.model.spec import RunSpec
 from mooring_lab.model.summary import Row
-from mooring_paper.context.paper_context import PaperContext, paper_setting
+from mooring_lab.report.figures.logarithm import ticks
+from mooring_lab.report.picture import Drawing
+from mooring_lab.report.style import FAINT, LINES, PAPER, RULE, WIDTH
+from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs
 from mooring_paper.context.scale import REGULARIZERS, Condition, Scale
 from mooring_paper.context.seed_statistics import metric_values, summarize_seeds, unstable_count
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.figures.panels import draw_stability_marks
 from mooring_paper.published.published_numbers import Setting, published_violations
 
-if TYPE_CHECKING:
-    from mooring_lab.report.picture import Drawing
+CLAMPED = "clamped-"
+"""The prefix of clamped methods."""
 
 MAX_SEEDS = 3
 """Seeds of each strength: a finer grid of strengths says more about where training breaks than more seeds."""
@@ -141,39 +146,32 @@ def run(context: PaperContext) -> TargetResult:
     scale = context.scale
     columns = [(condition, method) for condition in scale.first_conditions() for method in REGULARIZERS]
     lrs = {column: paper_setting(scale, *column).lr for column in columns}
-    weakest, seeds = min(scale.strengths), range(min(scale.seeds, MAX_SEEDS))
+    seeds = min(scale.seeds, MAX_SEEDS)
     # Importance after the first task does not depend on the strength: any run shows where the first violation is.
-    probe_specs = {c: [context.spec(*c, seed, Setting(lrs[c], weakest)) for seed in seeds] for c in columns}
-    probes = context.run([spec for specs in probe_specs.values() for spec in specs], decides=True)
-    settings = {}
-    for column, specs in probe_specs.items():
-        known = [stability for spec in specs for stability in probes[spec].stability[:1]]
-        first = min((stability.safe_strength for stability in known), default=math.inf)
-        per_decade = min(scale.seeds, MAX_STRENGTHS_PER_DECADE)
-        strengths = strength_grid(first, per_decade) if math.isfinite(first) else []
-        settings[column] = [Setting(lrs[column], strength) for strength in strengths]
-    results = context.run(
-        [
-            context.spec(condition, name, seed, setting)
-            for (condition, method), grid in settings.items()
-            for name in (method, f"clamped-{method}")
-            for setting in grid
-            for seed in seeds
-        ]
+    probes = context.run_groups(
+        {c: context.seed_specs(*c, Setting(lrs[c], min(scale.strengths)), seeds) for c in columns}, decides=True
     )
-    rows = {(r.setting.data, r.setting.method, r.setting.strength): r for r in summarize_seeds(results.values())}
-    sweeps: dict[Condition, list[ViolationSweep]] = {condition: [] for condition in scale.first_conditions()}
-    skipped = []
-    for (condition, method), grid in settings.items():
-        data = context.main_stream(condition.data).fingerprint
-        both = [[rows[data, name, s.strength] for s in grid] for name in (method, f"clamped-{method}")]
-        if grid:
-            sweeps[condition].append(ViolationSweep(condition, method, *both))
-        else:
-            skipped.append(f"{method} on {condition.data}")
+    specs: dict[tuple[Condition, str], list[RunSpec]] = {}
+    for (condition, method), runs in probes.items():
+        first = min((s.safe_strength for run in runs for s in run.stability[:1]), default=math.inf)
+        per_decade = min(scale.seeds, MAX_STRENGTHS_PER_DECADE)
+        for strength in strength_grid(first, per_decade) if math.isfinite(first) else ():
+            for name in (method, f"{CLAMPED}{method}"):
+                setting = Setting(lrs[condition, method], strength)
+                specs.setdefault((condition, name), []).extend(context.seed_specs(condition, name, setting, seeds))
+    trained = context.run_groups(specs)
+    rows = {key: summarize_seeds(results) for key, results in trained.items()}
+    sweeps = {
+        condition: [
+            ViolationSweep(condition, method, rows[condition, method], rows[condition, f"{CLAMPED}{method}"])
+            for method in REGULARIZERS
+            if (condition, method) in rows
+        ]
+        for condition in scale.first_conditions()
+    }
     tables = [table for condition, group in sweeps.items() if group for table in _tables(condition, group)]
-    text = _text([sweep for group in sweeps.values() for sweep in group], skipped)
-    return TargetResult("fig-violations", text, tables, list({**probes, **results}.values()), partial(_draw, sweeps))
+    results = unique_runs((*probes.values(), *trained.values()))
+    return TargetResult("fig-violations", (), tables, results, partial(_draw, sweeps))
 
 
 def _tables(condition: Condition, sweeps: Sequence[ViolationSweep]) -> list[ResultTable]:
@@ -223,94 +221,8 @@ def _first_unstable_row(sweep: ViolationSweep) -> dict[str, Any]:
     }
 
 
-def _text(sweeps: Sequence[ViolationSweep], skipped: Sequence[str]) -> list[str]:
-    text = []
-    if skipped:
-        text.append(
-            f"No range of strengths, because no importance was measured after the first task: {', '.join(skipped)}."
-        )
-    runs = [result for sweep in sweeps for row in sweep.rows for result in row.results]
-    text.append(f"Every strength has {len({run.spec.seed for run in runs})} seeds, with and without clamping.")
-    early = sum(run.status == "unstable" and not run.stability for run in runs)
-    if early:
-        text.append(f"{early} runs became unstable in the first task, before the penalty acts; they are not counted.")
-    unstable = [run for run in runs if unstable_under_penalty(run)]
-    if unstable:
-        text += [_violations_before_instability(unstable), _instability_after_violations(runs)]
-    else:
-        text.append(f"None of {len(runs)} runs without clamping became unstable.")
-    text.append(_clamping(sweeps))
-    degraded = [row for sweep in sweeps for row in sweep.degraded]
-    if degraded:
-        silent = sum(not unstable_count(row) for row in degraded)
-        text.append(
-            f"At {len(degraded)} settings a run finished more than {ACCURACY_DROP:g} points below its clamped run; at "
-            f"{silent} of them no run counts as unstable. Accuracy can drop long before any value is infinite."
-        )
-    return [*text, *map(_sweep_sentence, sweeps)]
-
-
-def _sweep_sentence(sweep: ViolationSweep) -> str:
-    row, paper = sweep.first_unstable, published_violations(sweep.condition.data, sweep.method)
-    name = f"{sweep.condition.data}, {sweep.method}"
-    start = f"{name}: the first parameter violates the bound at strength {sweep.first_violation:.3g}"
-    if row is None:
-        return f"{start}; no run became unstable, up to strength {sweep.rows[-1].setting.strength:g}."
-    weakest = ", the weakest tried," if row is sweep.rows[0] else ""
-    theirs = "" if paper is None else f" (the paper: {paper} of 1.2 million)"
-    return (
-        f"{start}; training first became unstable at {row.setting.strength:g}{weakest} with "
-        f"{pluralize(_min_violations(row), 'violating parameter')} in the run with the fewest{theirs}."
-    )
-
-
-def _violations_before_instability(unstable: Sequence[Result]) -> str:
-    without = [run for run in unstable if not violations_after_first_task(run)]
-    start = f"{len(unstable)} runs without clamping became unstable"
-    if not without:
-        return f"{start}, and all of them had a violation after the first task, as in the paper."
-    later = sum(map(violated_after_any_task, without))
-    return (
-        f"{start}; {len(without)} of them had no violation after the first task, unlike in the paper. {later} of these "
-        "had one after a later task, before they became unstable."
-    )
-
-
-def _instability_after_violations(runs: Sequence[Result]) -> str:
-    violating = [run for run in runs if violations_after_first_task(run)]
-    unstable = [run for run in violating if unstable_under_penalty(run)]
-    stable = [violations_after_first_task(run) for run in violating if not unstable_under_penalty(run)]
-    if not stable:
-        return f"All {len(violating)} runs with a violation became unstable."
-    momentum = runs[0].spec.momentum
-    limit = 2 * (1 + momentum)  # the stability limit of gradient descent with heavy-ball momentum
-    beyond = sum(stability.largest >= limit for run in unstable for stability in run.stability[:1])
-    return (
-        f"Of {len(violating)} runs with a violation after the first task, {len(unstable)} became unstable and "
-        f"{len(stable)} did not, with up to {max(stable):,} violating parameters. With momentum {momentum:g}, "
-        f"a penalty alone diverges from {limit:g} instead of 1: {beyond} of the {len(unstable)} had a parameter there."
-    )
-
-
-def _clamping(sweeps: Sequence[ViolationSweep]) -> str:
-    pairs = [pair for sweep in sweeps for pair in zip(sweep.rows, sweep.clamped, strict=True)]
-    unstable = [(row, clamped) for row, clamped in pairs if _broke(row)]
-    cured = sum(not _broke(clamped) for _, clamped in unstable)
-    runs = [result for _, clamped in pairs for result in clamped.results]
-    start = f"With clamping, {sum(map(unstable_under_penalty, runs))} of {len(runs)} runs became unstable"
-    if not unstable:
-        return f"{start}."
-    return f"{start}; of {len(unstable)} settings that are unstable without it, {cured} are stable with it."
-
-
-def _draw(sweeps_by_condition: Mapping[Condition, Sequence[ViolationSweep]]) -> "list[Drawing]":
+def _draw(sweeps_by_condition: Mapping[Condition, Sequence[ViolationSweep]]) -> list[Drawing]:
     """Draw for each data set the share of violating parameters, one panel for each method, with rows of marks below."""
-    from matplotlib.figure import Figure  # slow to import
-
-    from mooring_lab.report.figures.logarithm import ticks
-    from mooring_lab.report.picture import Drawing
-    from mooring_lab.report.style import FAINT, LINES, PAPER, RULE, WIDTH
-
     drawings = []
     for condition, sweeps in sweeps_by_condition.items():
         if not sweeps:

@@ -1,24 +1,14 @@
-"""The content of the page, in its order: verdict, main table, what differs and why, another backbone, details."""
+"""The content of the page, in its order: verdict, main table, what differs and why, details."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from mooring_lab.model.results import Result
 from mooring_lab.report.numbers import MISSING
+from mooring_lab.report.picture import Drawing
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.target_result import ResultTable, TargetResult
-from mooring_paper.page.backbone_levels import Findings, compare_levels, unmatched_claims
-from mooring_paper.page.blocks import (
-    Block,
-    BulletList,
-    CodeBlock,
-    FigureBlock,
-    FoldedBlock,
-    Heading,
-    Paragraph,
-    TableBlock,
-)
+from mooring_paper.page.blocks import Block, FoldedBlock, bullet_list, figure_block, flatten, sentences, titled_tables
 from mooring_paper.page.compact_tables import (
     NOT_ALL_SEEDS,
     changes_table,
@@ -27,35 +17,14 @@ from mooring_paper.page.compact_tables import (
     settings_table,
 )
 from mooring_paper.page.difference_notes import difference_lines, tested_reasons
-from mooring_paper.page.provenance import (
-    BACKBONES_TITLE,
-    backbone_level,
-    backbones_table,
-    missing_data_lines,
-    protocol_lines,
-    training_summary,
-)
+from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
 from mooring_paper.page.verdict import agreement, cells_at, main_settings, verdict_sentences
 from mooring_paper.published.numbering import ITEMS
 from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
 from mooring_paper.targets import TARGETS, lacks_data
 
-PAGE = "page"
-"""The entry of `findings.json` with every sentence and table of the page."""
-
-
-@dataclass(frozen=True)
-class OtherReproduction:
-    """A reproduction to compare with.
-
-    Attributes:
-        findings: the content of its `findings.json`.
-        page: its page, relative to the folder of this one; empty if it is too far away.
-    """
-
-    findings: Findings
-    page: str = ""
-
+Figures = Mapping[str, Mapping[str, Drawing]]
+"""The drawings of each target by the name of their PNG files."""
 
 MINIATURE_NOTE = "A miniature on the embedded digits: it shows that every target works, and nothing about the paper."
 LEGEND = (
@@ -77,86 +46,48 @@ CHANGES_NOTE = (
     'significantly and then agrees with the paper\'s. "Perhaps": only without a correction for the number of changes. '
     "The target `reasons` below lists the changes."
 )
+FILES_NOTE = (
+    "[findings.json](findings.json) has every number, also those of the long tables that are not on this page; "
+    "[runs.json](runs.json) has a row for each run."
+)
 
 
 def page_blocks(
-    results: Sequence[TargetResult],
-    context: PaperContext,
-    figures: Mapping[str, Sequence[FigureBlock]],
-    runs: Sequence[Result],
-    *,
-    command: str,
-    other: OtherReproduction | None = None,
+    results: Sequence[TargetResult], context: PaperContext, figures: Figures, runs: Sequence[Result], *, command: str
 ) -> list[Block]:
     """Return the blocks of the page; parts whose targets were not run are left out.
 
     Args:
         results: the results of targets.
         context: the source of their runs.
-        figures: the figures of each target.
+        figures: the drawings of each target.
         runs: all runs.
         command: the command that repeats the reproduction.
-        other: a reproduction from other backbones, to compare with.
     """
     by_name = {result.name: result for result in results}
-    blocks: list[Block] = [Paragraph(MINIATURE_NOTE)] if "digits" in context.scale.streams else []
-    blocks += [Paragraph(sentence, "lede") for sentence in verdict_sentences(results)]
+    blocks: list[Block] = [MINIATURE_NOTE] if "digits" in context.scale.streams else []
+    blocks += verdict_sentences(results)
     if "table1" in by_name:
         blocks += _main_table(by_name["table1"], results)
     backbones = backbones_table(context)
-    if other is not None:
-        blocks += _levels({result.name: result.to_json() for result in results}, backbones, other)
-    blocks += [Heading("Details"), *_details(results, by_name, figures)]
-    protocol = BulletList(protocol_lines(context, results, backbones))
-    blocks.append(FoldedBlock("Protocol: what follows the paper and what does not", [protocol]))
-    blocks.append(_made(context, runs, command, backbones))
-    blocks.append(FoldedBlock("The paper's own numbers: which target is which", [TableBlock(_item_table(context))]))
+    blocks += ["## Details", *_details(results, figures)]
+    protocol = bullet_list(protocol_lines(context, results, backbones))
+    blocks.append(FoldedBlock("Protocol: what follows the paper and what does not", protocol))
+    made: list[Block] = [training_summary(runs), f"```\n{command}\n```", *bullet_list(missing_data_lines(context))]
+    if context.weights:
+        made += ["Seed k starts from backbone k of its network, modulo their number:", backbones, FILES_NOTE]
+    else:
+        made += ["Every run starts from random weights.", FILES_NOTE]
+    blocks.append(FoldedBlock("Runs, backbones, and how to repeat it", made))
+    blocks.append(FoldedBlock("The paper's own numbers: which target is which", [_item_table(context)]))
     return blocks
 
 
 def page_findings(blocks: Sequence[Block]) -> TargetResult:
     """Return every sentence and table of the page as a result, so that `findings.json` has all of its numbers."""
-    text: list[str] = []
-    tables: list[ResultTable] = []
-    for block in _flatten(blocks):
-        match block:
-            case Paragraph():
-                text.append(block.text)
-            case BulletList():
-                text += block.items
-            case TableBlock():
-                tables.append(block.table)
-    return TargetResult(PAGE, text, tables)
-
-
-def _flatten(blocks: Sequence[Block]) -> Iterator[Block]:
-    for block in blocks:
-        if isinstance(block, FoldedBlock):
-            yield from _flatten(block.blocks)
-        else:
-            yield block
-
-
-def _backbones_in(findings: Findings) -> ResultTable:
-    tables = findings.get(PAGE, {}).get("tables", ())
-    rows = next((table["rows"] for table in tables if table["title"] == BACKBONES_TITLE), ())
-    return ResultTable(BACKBONES_TITLE, (), rows)
-
-
-def _levels(here: Findings, backbones: ResultTable, other: OtherReproduction) -> list[Block]:
-    """Return the part about a reproduction from other backbones."""
-    text, tables = compare_levels(here, other.findings)
-    starts = [backbone_level(table) for table in (backbones, _backbones_in(other.findings))]
-    if all(starts):
-        text.insert(0, f"Here runs start from {starts[0]}, there from {starts[1]}.")
-    if other.page:
-        text.append(f"[The page of the other reproduction]({other.page})")
-    blocks: list[Block] = [Heading("What another backbone changes"), *_paragraphs(text)]
-    for table in tables:
-        blocks += [Paragraph(f"**{table.title}**"), TableBlock(table, stacked=True)]
-    if unmatched := unmatched_claims(here, other.findings):
-        blocks.append(FoldedBlock("Claims that only one of the two tests", [BulletList(unmatched)]))
-    return blocks
+    return TargetResult(
+        "page", sentences(blocks), [block for block in flatten(blocks) if isinstance(block, ResultTable)]
+    )
 
 
 def _main_table(result: TargetResult, results: Sequence[TargetResult]) -> list[Block]:
@@ -164,16 +95,12 @@ def _main_table(result: TargetResult, results: Sequence[TargetResult]) -> list[B
     table = compact_table(result, "Table 1, ours and the paper's", settings)
     if table is None:
         return []
-    blocks: list[Block] = [
-        Heading("Table 1 beside the paper's"),
-        TableBlock(table, stacked=True),
-        Paragraph(LEGEND.format(settings=SETTINGS_IN_WORDS[settings]), "hint"),
-    ]
+    blocks: list[Block] = ["## Table 1 beside the paper's", table, LEGEND.format(settings=SETTINGS_IN_WORDS[settings])]
     if cells_at(result, settings):
         reasons = tested_reasons(results)
-        lines = difference_lines(result, settings, reasons) or [NO_DIFFERENCE]
-        note = [Paragraph(CHANGES_NOTE)] if reasons and lines != [NO_DIFFERENCE] else []
-        blocks += [Heading("What differs, and why"), *note, BulletList(lines)]
+        lines = difference_lines(result, settings, reasons)
+        blocks += ["## What differs, and why", *([CHANGES_NOTE] if reasons and lines else [])]
+        blocks += bullet_list(lines or [NO_DIFFERENCE])
     return blocks
 
 
@@ -182,59 +109,37 @@ def _table_at_our_settings(result: TargetResult, results: Sequence[TargetResult]
     table = compact_table(result, "Table 1 at our settings", OUR_SETTINGS)
     if table is None or main_settings(result) == OUR_SETTINGS:
         return []
-    legend = f"{LEGEND.format(settings=SETTINGS_IN_WORDS[OUR_SETTINGS])} {NO_NUMBER_NOTE}"
     lines = difference_lines(result, OUR_SETTINGS, tested_reasons(results)) or [NO_DIFFERENCE]
-    return [TableBlock(table, stacked=True), Paragraph(legend, "hint"), BulletList(lines)]
+    legend = f"{LEGEND.format(settings=SETTINGS_IN_WORDS[OUR_SETTINGS])} {NO_NUMBER_NOTE}"
+    return [table, legend, *bullet_list(lines)]
 
 
-def _details(
-    results: Sequence[TargetResult], by_name: Mapping[str, TargetResult], figures: Mapping[str, Sequence[FigureBlock]]
-) -> Iterator[Block]:
-    """Return a folded block for each target."""
+def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Block]:
+    """Yield a folded block for each target: its sentences, its table and its figures."""
     for result in results:
-        blocks: list[Block] = []
+        tables: list[Block] = []
         match result.name:
             case "table1":
-                if not (blocks := _table_at_our_settings(result, results)):
-                    continue
-            case "grids":
-                table = settings_table(result)
-                compared: list[Block] = [Paragraph(SETTINGS_LEGEND, "hint"), TableBlock(table)] if table.rows else []
-                blocks = [*_paragraphs(result.text[:1]), *compared]
+                tables = _table_at_our_settings(result, results)
+            case "grids" if (table := settings_table(result)).rows:
+                tables = [SETTINGS_LEGEND, table]
             case "resnet":
-                blocks = _second_table(result)
+                tables = _second_table(result)
             case "claims":
-                for table in claims_tables(result):
-                    blocks += [Paragraph(f"**{table.title}**"), TableBlock(table)]
+                tables = titled_tables(claims_tables(result))
             case "reasons":
-                blocks = [TableBlock(changes_table(result))]
-            case _:
-                # The claims say in fewer words what sentences of their sources say.
-                covered = "claims" in by_name and result.name in TARGETS["claims"].needs
-                sentences = () if covered else _paragraphs(result.text)
-                blocks = [*sentences, *_without_repetition(figures[result.name])]
+                tables = [changes_table(result)]
         where = ", at the settings of our search" if result.name == "table1" else ""
-        yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}{where}", blocks)
+        if tables or result.name != "table1":
+            drawn = _figure_blocks(figures[result.name])
+            yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}{where}", [*result.text, *tables, *drawn])
 
 
 def _second_table(result: TargetResult) -> list[Block]:
     settings = main_settings(result)
     table, cells = compact_table(result, "The second network", settings), cells_at(result, settings)
-    count = [Paragraph(f"{agreement(cells)} cells agree with the paper.")] if cells else []
-    return [] if table is None else [*count, TableBlock(table, stacked=True)]
-
-
-def _made(context: PaperContext, runs: Sequence[Result], command: str, backbones: ResultTable) -> FoldedBlock:
-    """Return what was trained, from which backbones, and how to repeat it."""
-    start = "Seed k starts from backbone k of its network, modulo their number:"
-    blocks: list[Block] = [Paragraph(training_summary(runs)), CodeBlock(command)]
-    if missing := missing_data_lines(context):
-        blocks.append(BulletList(missing))
-    blocks += [Paragraph(start), TableBlock(backbones)] if context.weights else []
-    blocks += [] if context.weights else [Paragraph("Every run starts from random weights.")]
-    files = "[findings.json](findings.json) has every number, also those of the long tables that are not on this page; "
-    blocks.append(Paragraph(f"{files}[runs.json](runs.json) has a row for each run."))
-    return FoldedBlock("Runs, backbones, and how to repeat it", blocks)
+    count = [f"{agreement(cells)} cells agree with the paper."] if cells else []
+    return [] if table is None else [*count, table]
 
 
 def _item_table(context: PaperContext) -> ResultTable:
@@ -251,16 +156,10 @@ def _item_table(context: PaperContext) -> ResultTable:
     return ResultTable("The paper's own numbers", ("in the paper", "what", "here"), rows)
 
 
-def _without_repetition(figures: Sequence[FigureBlock]) -> list[FigureBlock]:
-    """Return figures whose captions have no sentence of the figure before; figures of one target are read together."""
-    shortened, before = [], set[str]()
-    for figure in figures:
-        sentences = re.split(r"(?<=\.) ", figure.caption)
-        caption = " ".join(sentence for sentence in sentences if sentence not in before)
-        shortened.append(replace(figure, caption=caption))
-        before = set(sentences)
-    return shortened
-
-
-def _paragraphs(texts: Sequence[str]) -> list[Block]:
-    return [Paragraph(text) for text in texts]
+def _figure_blocks(drawings: Mapping[str, Drawing]) -> Iterator[str]:
+    """Yield figures, without the sentences that the caption before has: figures of one target are read together."""
+    before = set[str]()
+    for file, drawing in drawings.items():
+        parts = re.split(r"(?<=\.) ", drawing.caption)
+        yield figure_block(drawing, file, " ".join(part for part in parts if part not in before))
+        before = set(parts)

@@ -15,7 +15,6 @@ from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import PAPER
 from mooring_paper.context.target_result import PAPER_SEEDS, ResultTable, TargetResult
 
-BACKBONES_TITLE = "Backbones"
 BACKBONE_COLUMNS = ("network", "backbone", "fingerprint", "accuracy", "trained on", "recipe")
 PAPER_RECIPE = "the paper's"
 UNSTATED = (
@@ -72,11 +71,8 @@ def backbones_table(context: PaperContext) -> ResultTable:
     for network in dict.fromkeys((context.scale.network, context.scale.second_network)):
         backbones = [context.weights[fingerprint] for fingerprint in context.backbones.get(network, [])]
         rows += [_backbone_row(network, weights) for weights in backbones]
-        if not backbones:
-            rows.append({"network": network, "backbone": "none: random start"})
-    if context.other_backbone:
-        rows.append(_backbone_row(f"{context.scale.network}, in reasons", context.weights[context.other_backbone]))
-    return ResultTable(BACKBONES_TITLE, BACKBONE_COLUMNS, rows)
+        rows += [] if backbones else [{"network": network, "backbone": "none: random start"}]
+    return ResultTable("Backbones", BACKBONE_COLUMNS, rows)
 
 
 def _backbone_row(network: str, weights: BackboneWeights) -> dict[str, Any]:
@@ -101,23 +97,6 @@ def _recipe(metadata: Mapping[str, Any]) -> str | None:
     return ", ".join(changed).replace("_", " ") or PAPER_RECIPE
 
 
-def backbone_level(table: ResultTable) -> str:
-    """Return the accuracy of the backbones of the first network, as text; empty if it is not known.
-
-    Example:
-        >>> rows = [{"network": "cnn6", "accuracy": 78.3}, {"network": "cnn6", "accuracy": 78.9}, {"network": "mlp"}]
-        >>> backbone_level(ResultTable("Backbones", ["network"], rows))
-        '2 backbones with 78.3 to 78.9 %'
-    """
-    network = table.rows[0].get("network") if table.rows else None
-    known = [row["accuracy"] for row in table.rows if row.get("network") == network and row.get("accuracy") is not None]
-    if not known:
-        return ""
-    low, high = (f"{bound(known):.1f}" for bound in (min, max))
-    count = "a backbone" if len(known) == 1 else f"{len(known)} backbones"
-    return f"{count} with {low if low == high else f'{low} to {high}'} %"
-
-
 def protocol_lines(context: PaperContext, results: Sequence[TargetResult], backbones: ResultTable) -> list[str]:
     """Return what follows the paper's protocol exactly, what does not, and what the paper does not say."""
     scale = context.scale
@@ -139,12 +118,9 @@ def protocol_lines(context: PaperContext, results: Sequence[TargetResult], backb
     dtypes = {run.spec.dtype for result in results if result.name != "reasons" for run in result.results}
     if "bf16" in dtypes:
         different.append("matrix products in bf16 (`reasons` tests the effect)")
-    if scale.rescore_seeds > 1:
-        different.append(f"the best settings of the search scored again with {scale.rescore_seeds} seeds")
     if scale.max_seeds > scale.seeds and any(result.name == "claims" for result in results):
         different.append(f"up to {scale.max_seeds} seeds for claims that {scale.seeds} leave undecided")
-    recipes = {row.get("recipe") for row in backbones.rows if "in reasons" not in str(row.get("network"))}
-    if recipes != {PAPER_RECIPE}:
+    if {row.get("recipe") for row in backbones.rows} != {PAPER_RECIPE}:
         different.append("backbones of another recipe, or of one that is not recorded")
     if different:
         lines.append(f"**Different**: {'; '.join(different)}.")
