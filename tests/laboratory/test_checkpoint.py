@@ -91,6 +91,7 @@ def dropping(shape: tuple[int, int, int]) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.3))
 
 
+ADAMW = {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, "schedule": "warmup-linear"}
 KINDS = {
     "penalties and steps": (
         ["plain", *PENALTIES, "summed-ewc", "si-negative", "explicit-si", "proximal-ewc", "budget-ewc"],
@@ -118,6 +119,9 @@ KINDS = {
     "float32": (["plain", "ewc", "explicit-si"], CLASSES, {"dtype": "float32"}),
     "fresh heads": (["ewc"], CLASSES, {"heads": "fresh", "weight_decay": 0.01}),
     "no momentum": (["si"], CLASSES, {"momentum": 0.0}),
+    "adamw": (["plain", "ewc", "explicit-si", "budget-ewc"], CLASSES, {"epochs": 2, **ADAMW}),
+    "adamw with a memory": (["der++"], CLASSES, {"epochs": 2, **ADAMW}),
+    "schedule": (["clamped-ewc", "proximal-ewc"], DOMAINS, {"epochs": 2, "schedule": "warmup-linear"}),
 }
 
 

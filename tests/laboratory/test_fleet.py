@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import mooring
 from laboratory import small
-from laboratory.small import class_stream, domain_stream
+from laboratory.small import class_stream, domain_stream, optimizer_by_hand
 from mooring.diagnose.diagnosis import Diagnosis
 from mooring.diagnose.drift import cka
 from mooring.errors import MooringError, NonFiniteError
@@ -114,7 +114,7 @@ def accuracies(model: nn.Module, spec: RunSpec, stream: Stream, trained: int, ta
 def by_hand(spec: RunSpec, stream: Stream) -> Hand:
     method, dtype = find_method(spec.method), getattr(torch, spec.dtype)
     model = initial_network(spec.network, stream, spec.seed, dtype=dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    optimizer = optimizer_by_hand(spec, model.parameters())
     moor = None
     if method.importance is not None:
         moor = mooring.attach(
@@ -226,6 +226,26 @@ def test_stability_in_a_result_is_what_diagnose_says_in_a_loop_by_hand(method, k
     decay = 1.0 if method == "si-signed" else 0.0  # momentum alone never gives a path below 0
     spec = spec_for(method, stream, lr=0.02, weight_decay=decay)
     spec = replace(spec, strength=strength.get(method, spec.strength))
+    result = check_stability(spec, stream)
+    if method == "si-signed":
+        assert result.stability[0].negative
+    if method in ("ewc", "uniform", "random"):
+        assert result.stability[0].extrapolate + result.stability[0].interpolate > 0
+
+
+@pytest.mark.parametrize("method", ["ewc", "balanced-ewc", "random", "mas"])
+def test_stability_with_adamw_is_what_diagnose_says_in_a_loop_by_hand(method):
+    """The limit is Adam's, and the learning rate of each weight the present one."""
+    strength = {"ewc": 3e4, "balanced-ewc": 3e4, "random": 0.003, "mas": 2.0}[method]
+    stream = STREAMS["classes"]
+    spec = replace(spec_for(method, stream, lr=0.003, optimizer="adamw", momentum=0.8), strength=strength)
+    entry = check_stability(spec, stream).stability[0]
+    assert entry.interpolate
+    assert entry.extrapolate
+
+
+def check_stability(spec: RunSpec, stream: Stream) -> Result:
+    """Compare what a fleet records with `Mooring.diagnose` in a loop by hand, after each task."""
     result, hand = sailed([spec], stream)[0][spec.key], by_hand(spec, stream)
     assert len(result.stability) == len(hand.diagnoses) > 0
     for number, (found, told) in enumerate(zip(result.stability, hand.diagnoses, strict=True), 1):
@@ -236,10 +256,7 @@ def test_stability_in_a_result_is_what_diagnose_says_in_a_loop_by_hand(method, k
         assert found.largest == pytest.approx(max(layer.largest_p for layer in told.layers), rel=1e-9)
         assert found.safe_strength == pytest.approx(told.safe_strength, rel=1e-9)
         assert bool(found.warning) == bool(total.extrapolate + total.diverge)
-    if method == "si-signed":
-        assert result.stability[0].negative
-    if method in ("ewc", "uniform", "random"):
-        assert result.stability[0].extrapolate + result.stability[0].interpolate > 0
+    return result
 
 
 @pytest.mark.parametrize("method", OTHERS)

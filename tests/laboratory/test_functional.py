@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, mse_loss
 
-from laboratory.small import class_stream, domain_stream, spec_for
+from laboratory.small import class_stream, domain_stream, optimizer_by_hand, scheduler_by_hand, spec_for
 from laboratory.test_replay import ListMemory
 from mooring.errors import MooringError
 from mooring_lab.fleet.der import LABEL_WEIGHT, DarkExperience, SlotReservoir, der_loss
@@ -54,13 +54,14 @@ class Loop:
             self.begin_task()
             if number and stream.heads == "per task":
                 self.model.inherit(number, number - 1)
-            settings = {"lr": spec.lr, "momentum": spec.momentum, "weight_decay": spec.weight_decay}
-            optimizer = torch.optim.SGD(self.model.parameters(), **settings)
+            optimizer = optimizer_by_hand(spec, self.model.parameters())
+            scheduler = scheduler_by_hand(spec, optimizer, len(task.train.split(spec.batch)))
             for epoch in range(spec.epochs):
                 for batch in task_order(spec.seed, number, epoch, task.train).split(spec.batch):
                     optimizer.zero_grad()
                     self.loss(batch, number).backward()
                     optimizer.step()
+                    scheduler.step()
                     self.after_step(batch)
         return self
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from laboratory.small import class_stream, domain_stream, spec_for, trained_by_hand
+from laboratory.small import (
+    class_stream,
+    domain_stream,
+    optimizer_by_hand,
+    scheduler_by_hand,
+    spec_for,
+    trained_by_hand,
+)
 from mooring.curvature.kronecker_factors import KroneckerFactors
 from mooring.rules import Penalty
 from mooring_lab.fleet.fleet import Fleet
@@ -56,12 +63,13 @@ class Loop:
         for number, task in enumerate(self.stream.tasks):
             if number and self.stream.heads == "per task":
                 self.model.inherit(number, number - 1)
-            settings = {"lr": spec.lr, "momentum": spec.momentum, "weight_decay": spec.weight_decay}
-            optimizer = torch.optim.SGD(self.model.parameters(), **settings)
+            optimizer = optimizer_by_hand(spec, self.model.parameters())
+            scheduler = scheduler_by_hand(spec, optimizer, len(task.train.split(spec.batch)))
             step = 0
             for epoch in range(spec.epochs):
                 for batch in task_order(spec.seed, number, epoch, task.train).split(spec.batch):
                     self.step(batch, number, optimizer, step)
+                    scheduler.step()
                     step += 1
             for name, seen in self.sums.items():
                 mean = [torch.stack(parts).mean(0) for parts in zip(*seen, strict=True)]

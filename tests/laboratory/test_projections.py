@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, unfold
 
-from laboratory.small import class_stream, domain_stream, spec_for
+from laboratory.small import class_stream, domain_stream, optimizer_by_hand, scheduler_by_hand, spec_for
 from laboratory.test_reference_methods import StopAt, StopError
 from mooring.errors import MooringError
 from mooring_lab.fleet import checkpoint
@@ -112,7 +112,7 @@ class Loop:
     def __init__(self, spec, stream) -> None:
         self.spec, self.stream = spec, stream
         self.model = initial_network(spec.network, stream, spec.seed, dtype=torch.float64)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=spec.lr, momentum=spec.momentum)
+        self.optimizer = optimizer_by_hand(spec, self.model.parameters())
         self.ended = False
 
     def protected(self) -> dict[str, nn.Parameter]:
@@ -124,6 +124,7 @@ class Loop:
             if number and self.stream.heads == "per task":
                 self.model.inherit(number, number - 1)
             self.optimizer.state.clear()
+            scheduler = scheduler_by_hand(self.spec, self.optimizer, len(task.train.split(self.spec.batch)))
             for epoch in range(self.spec.epochs):
                 order = task_order(self.spec.seed, number, epoch, task.train)
                 for batch, replayed in self.batches(order):
@@ -131,6 +132,7 @@ class Loop:
                     loss = cross_entropy(self.outputs(batch, number), self.stream.train.labels[batch])
                     loss.backward()
                     self.step(batch, replayed)
+                    scheduler.step()
             self.end_task(number, task_order(self.spec.seed, number, 0, task.train))
             self.ended = True
         return self.model

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch.nn.functional import cross_entropy
 
-from laboratory.small import class_stream, domain_stream, growing_stream, spec_for
+from laboratory.small import class_stream, domain_stream, growing_stream, optimizer_by_hand, scheduler_by_hand, spec_for
 from mooring_lab.engines.runner import steps_per_run
 from mooring_lab.fleet import checkpoint
 from mooring_lab.fleet.fleet import Fleet, Position
@@ -250,8 +250,9 @@ class Loop:
             self.number = number
             if number and stream.heads == "per task":
                 self.model.inherit(number, number - 1)
-            parameters = list(self.model.parameters())
-            optimizer = torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+            optimizer = optimizer_by_hand(spec, self.model.parameters())
+            updates = len(task.train.split(spec.batch)) * self.variant.updates
+            self.scheduler = scheduler_by_hand(spec, optimizer, updates)
             for epoch in range(spec.epochs):
                 for batch in task_order(spec.seed, number, epoch, task.train).split(spec.batch):
                     for _ in range(self.variant.updates):
@@ -272,6 +273,7 @@ class Loop:
             both = batch if old is None else torch.cat([batch, old])
             self.loss(both, self.heads(both)).backward()
         optimizer.step()
+        self.scheduler.step()
 
     def agem(self, batch: torch.Tensor, number: int, old: torch.Tensor | None) -> None:
         parameters = list(self.model.parameters())

@@ -254,6 +254,8 @@ KINDS = {
     ],
     "epochs": [train('epochs = "1"'), train("epochs = 0"), train("epochs = 1.0"), "[train.epochs]\na = 1\n"],
     "batch": [train('batch = "1"'), train("batch = -1"), train("batch = 2.5")],
+    "optimizer": [train("optimizer = 1"), train('optimizer = "adam"'), train('optimizer = ["sgd"]')],
+    "schedule": [train("schedule = true"), train('schedule = "linear"'), train('schedule = ["cosine"]')],
     "momentum": [train('momentum = "a"'), train("momentum = 2"), train("momentum = true"), train("momentum = [0.9]")],
     "weight_decay": [train('weight_decay = "a"'), train("weight_decay = -1")],
     "memory": [train('memory = "a"'), train("memory = 0"), train("memory = -1"), train("memory = 1.5")],

@@ -23,6 +23,10 @@ METHODS_HELP = (
     "Method names separated by commas, package.module:METHOD for one of your own, a group such as start, or all; "
     "`mooring methods` lists them."
 )
+SCHEDULE_HELP = (
+    "Learning rate over a task: constant, steps (a tenth after 5/12 of the epochs, a hundredth after 10/12), cosine "
+    "(from epoch to epoch), or warmup-linear (up in a tenth of the steps, then down to 0)."
+)
 DTYPE_HELP = "The dtype of training: float32 or float64; on a GPU also tf32 (the default there) and bf16."
 
 
@@ -131,8 +135,10 @@ class TrainingFlags:
     network: Annotated[str | None, option("The network: mlp, cnn6, resnet18-third, or package.module:function.")] = None
     epochs: Annotated[int | None, option("Epochs per task.")] = None
     batch: Annotated[int | None, option("Samples per batch.")] = None
-    momentum: Annotated[float | None, option("Momentum of SGD; 0.9 by default.")] = None
-    weight_decay: Annotated[float | None, option("Weight decay of SGD; 0 by default.")] = None
+    optimizer: Annotated[str | None, option("The optimizer, which starts anew in each task: sgd or adamw.")] = None
+    schedule: Annotated[str | None, option(SCHEDULE_HELP, metavar="NAME")] = None
+    momentum: Annotated[float | None, option("Momentum of SGD, or first beta of AdamW; 0.9 by default.")] = None
+    weight_decay: Annotated[float | None, option("Weight decay; 0 by default, also with AdamW.")] = None
     memory: Annotated[int | None, option("Samples of past tasks that some methods keep; 500 by default.")] = None
     heads: Annotated[
         str | None, option("Where the head of a new task starts: inherit (the previous task's head) or fresh (random).")

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooring.errors import MooringError
-from mooring_lab.cli.flags import DTYPE_HELP, AsJson, Deterministic, Device, StreamFlags, option, with_option_groups
+from mooring_lab.cli.flags import (
+    DTYPE_HELP,
+    SCHEDULE_HELP,
+    AsJson,
+    Deterministic,
+    Device,
+    StreamFlags,
+    option,
+    with_option_groups,
+)
 from mooring_lab.cli.terminal_tables import as_json
 
 if TYPE_CHECKING:
@@ -35,11 +44,8 @@ def pretrain(
         ),
     ] = "paper",
     epochs: Annotated[int | None, option("Epochs over the data set.")] = None,
-    lr: Annotated[float | None, option("The learning rate of the first epoch.")] = None,
-    schedule: Annotated[
-        str | None,
-        option("Learning rate: constant, steps (a tenth after 5/12 of all epochs, a hundredth after 10/12), cosine."),
-    ] = None,
+    lr: Annotated[float | None, option("The learning rate that the schedule starts from.")] = None,
+    schedule: Annotated[str | None, option(SCHEDULE_HELP, metavar="NAME")] = None,
     batch: Annotated[int | None, option("Samples per batch; 128 by default.")] = None,
     momentum: Annotated[float | None, option("Momentum of SGD; 0.9 by default.")] = None,
     weight_decay: Annotated[float | None, option("Weight decay of SGD.")] = None,

@@ -17,6 +17,7 @@ from mooring_lab.cli.pasted_tables import TextTable, merge_columns, render
 from mooring_lab.model.method_versions import without_version
 from mooring_lab.model.metric_definitions import DEFINITIONS, NOTATION
 from mooring_lab.model.plurals import pluralize
+from mooring_lab.model.spec import OPTIONAL_FIELDS
 from mooring_lab.model.winners import winner
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ SHOWN_METRICS = ("accuracy", "forgetting_earlier", "forgetting", "learned")
 """The metrics of a table that is printed; CSV, JSON and pages have all of them."""
 
 OPTIONAL_COLUMNS = (
-    *("network", "epochs", "batch", "momentum", "weight_decay", "memory", "heads", "buffers", "init", "dtype"),
-    *("schedule", "flips", "shifts", "data"),
+    *("network", "epochs", "batch", "optimizer", "schedule", "momentum", "weight_decay", "memory", "heads", "buffers"),
+    *("init", "dtype", "flips", "shifts", "data"),
 )
 """Settings that get a column if the rows of a table differ in them; methods without a memory do not differ in it."""
 
@@ -143,7 +144,9 @@ def _rows_table(rows: Sequence[Row], baseline: str | None) -> TextTable:
     setting = rows[0].setting
     training = f"{setting.network}, {pluralize(setting.epochs, 'epoch')}, batch {setting.batch}"
     common_lr = "" if several_lrs else f", lr {setting.lr:g}"
-    title = f"{rows[0].stream}: {training}{common_lr}; mean ± std over {count}"
+    shared = [getattr(setting, name) for name in ("optimizer", "schedule") if name not in optional]
+    unusual = "".join(f", {value}" for value in shared if value not in OPTIONAL_FIELDS.values())
+    title = f"{rows[0].stream}: {training}{common_lr}{unusual}; mean ± std over {count}"
     return TextTable(title, tuple(header), tuple(cells), frozenset(bold))
 
 

@@ -2,7 +2,7 @@
 
 Wang, Li, Sun, Xu: Training Networks in Null Space of Feature Covariance for Continual Learning. CVPR 2021,
 https://arxiv.org/abs/2103.07113. Their Adam-NSCL projects the steps of Adam; the
-laboratory trains every method with SGD.
+laboratory projects the gradient before the optimizer's step.
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ class Training:
     """The training settings that all runs of a comparison share; `RunSpec` explains those that are not listed here.
 
     Attributes:
-        lr: the learning rate of methods without a learning rate of their own.
+        lr: the learning rate of methods without a learning rate of their own; with AdamW 0.001 by default, as in torch.
         memory: the number of samples of past tasks that a method keeps; None means the method's default.
         buffers: what becomes of normalization statistics, for methods that moor; the others follow the data.
         init: a safetensors file with the backbone's initial weights.
@@ -31,6 +31,8 @@ class Training:
     init: str | None = None
     dtype: str = "auto"
     paper: bool = True
+    optimizer: str = "sgd"
+    schedule: str = "constant"
 
     def spec_fields(self) -> dict[str, Any]:
         """Return the settings that a `RunSpec` takes unchanged."""
@@ -56,9 +58,12 @@ def default_training(stream: str, **overrides: Any) -> Training:
     Example:
         >>> default_training("digits-permuted", epochs=2)
         Training(network='mlp', lr=0.03, epochs=2, batch=20, momentum=0.9, weight_decay=0.0, memory=None, \
-heads='inherit', buffers='follow', init=None, dtype='auto', paper=False)
+heads='inherit', buffers='follow', init=None, dtype='auto', paper=False, \
+optimizer='sgd', schedule='constant')
     """
     training = Training()
     if stream.startswith("digits"):
         training = Training(network="mlp", lr=0.03, epochs=10, batch=20, paper=False)
-    return replace(training, **{name: value for name, value in overrides.items() if value is not None})
+    chosen = {name: value for name, value in overrides.items() if value is not None}
+    adamw = {"lr": 0.001} if chosen.get("optimizer") == "adamw" else {}
+    return replace(training, **adamw | chosen)

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.scenarios import SCENARIOS, scenario_title
-from mooring_lab.model.spec import RunSpec
+from mooring_lab.model.spec import OPTIONAL_FIELDS, RunSpec
 from mooring_lab.model.winners import JOINT, MIN_SEEDS, surely_better
 from mooring_lab.report.numbers import bounds, fixed, given, printable
 from mooring_lab.report.section import Entry, Section
@@ -56,6 +57,8 @@ def compared(section: Section) -> str:
         f"batches of {_shared(settings, lambda setting: setting.batch)}",
         f"learning rate {_shared(settings, lambda setting: setting.lr)}",
         f"computed in {_shared(settings, lambda setting: setting.dtype)}",
+        *_unusual(settings, "optimizer"),
+        *_unusual(settings, "schedule"),
         *_buffers(settings),
     ]
     return ", ".join(parts) + "."
@@ -187,6 +190,12 @@ def _buffers(settings: Sequence[RunSpec]) -> list[str]:
     holding = {setting.method for setting in settings if setting.buffers != "follow"}
     modes = _shared([setting for setting in settings if setting.method in holding], lambda setting: setting.buffers)
     return [f"buffers {modes} (normalization statistics, of methods with an importance)"] if holding else []
+
+
+def _unusual(settings: Sequence[RunSpec], name: str) -> list[str]:
+    """Return an optional field with its values; nothing if all have its default."""
+    values = _shared(settings, attrgetter(name))
+    return [f"{name} {values}"] if values != OPTIONAL_FIELDS[name] else []
 
 
 def _shared(settings: Sequence[RunSpec], of: Callable[[RunSpec], Any]) -> str:

@@ -49,7 +49,7 @@ class Pretraining:
         weight_decay: of SGD.
         flips: whether half of the images, chosen at random, are mirrored.
         shifts: the largest random shift of each image, in pixels, in both directions; black comes in.
-        schedule: of the learning rate: "constant", "steps" or "cosine"; see `RunSpec`.
+        schedule: of the learning rate: "constant", "steps", "cosine" or "warmup-linear"; see `RunSpec`.
         seeds: the number of backbones, with this seed and those that follow it; each becomes what it becomes alone.
         dtype: of parameters and arithmetic; "auto" is tf32 on a GPU and float32 elsewhere.
         recipe: the name of the recipe that the settings started from; empty if there was none.

@@ -264,6 +264,8 @@ limit = 20
 [train]
 epochs = 1
 batch = 10
+optimizer = "adamw"
+schedule = "warmup-linear"
 momentum = 0
 weight_decay = 0.001
 memory = 10
@@ -275,7 +277,8 @@ strength = [10, 100]
 """
 TYPED = (
     "compare --methods plain,ewc,er --seeds 0,2 --stream digits --per-task 5 --limit 20 --epochs 1 --batch 10 "
-    "--momentum 0 --weight-decay 0.001 --memory 10 --heads fresh --dtype float64 --lr ewc=1 --strength ewc=10,100 "
+    "--optimizer adamw --schedule warmup-linear --momentum 0 "
+    "--weight-decay 0.001 --memory 10 --heads fresh --dtype float64 --lr ewc=1 --strength ewc=10,100 "
     "--study typed.sqlite"
 )
 
@@ -290,6 +293,8 @@ def test_a_file_the_command_line_and_python_ask_for_the_same_runs(run, tmp_path)
         seeds=[0, 2],
         epochs=1,
         batch=10,
+        optimizer="adamw",
+        schedule="warmup-linear",
         momentum=0.0,
         weight_decay=0.001,
         memory=10,

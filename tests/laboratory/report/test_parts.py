@@ -101,6 +101,13 @@ def test_sentence_on_what_was_compared_says_what_became_of_buffers():
     assert "buffers" not in compared(sections([plain, free], None)[0])
 
 
+def test_sentence_on_what_was_compared_names_an_unusual_optimizer_and_schedule():
+    usual, other = synthetic.run("plain", 0), synthetic.run("plain", 0, optimizer="adamw", schedule="cosine")
+    assert ", optimizer adamw, schedule cosine." in compared(sections([other], None)[0])
+    assert ", optimizer adamw, sgd, schedule constant, cosine." in compared(sections([usual, other], None)[0])
+    assert "optimizer" not in compared(sections([usual], None)[0])
+
+
 @pytest.mark.parametrize(("epochs", "said"), [((1,), "1 epoch a task"), ((1, 2), "1, 2 epochs a task")])
 def test_sentence_on_what_was_compared_has_one_epoch_in_the_singular(epochs, said):
     runs = [synthetic.run("plain", 0, epochs=count) for count in epochs]
