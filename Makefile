@@ -64,7 +64,7 @@ release: $(READY)
 # The wheel in an empty environment with one version of torch: make release-torch TORCH=2.6.0
 TORCH ?= 2.6.0
 CORE_TESTS := $(addprefix tests/library/test_,$(addsuffix .py,import pulls importance conformance state saved_states estimation \
-	works_with_optimizers works_with_models works_with_dtypes kronecker measured_budget calibration stability budget))
+	works_with_optimizers works_with_models works_with_dtypes kronecker measured_budget stability budget))
 release-torch: $(READY)
 	rm -rf dist/$(TORCH)
 	$(call WHEELS,dist/$(TORCH))

@@ -237,7 +237,6 @@ def measure_row(
         "reference_bytes": state_bytes(moor, gauge=True) - state_bytes(moor, gauge=False),
         "state_bytes_per_parameter": state_bytes(moor, gauge=False) / plain["parameters"],
         "spent_of_budget": shares,
-        "calibration": moor.calibration,
     }
 
 
@@ -361,7 +360,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="miniatures that run in seconds on a CPU")
     parser.add_argument("--reference", type=int, default=0, help="batches of the reference (default: 32, or 2 if tiny)")
     parser.add_argument("--labels", action="store_true", help="a reference with labels; without, they are drawn")
-    parser.add_argument("--nats", type=float, default=0.1, help="the budget that attach calibrates")
+    parser.add_argument("--nats", type=float, default=0.1, help="the budget of a reference")
     parser.add_argument("--turns", type=int, default=0, help="turns of plain and moored blocks (default: 7, or 2)")
     parser.add_argument("--block", type=int, default=0, help="steps in a block (default: 10, or 2 if tiny)")
     parser.add_argument("--precision", choices=["float32", "tf32"], default="float32", help="of float32 products")

@@ -77,17 +77,16 @@ def run(base: nn.Module, places: int | None, seed: int, epochs: int) -> dict[str
     moor = mooring.attach(model, optimizer, importance=Kronecker(places=places), **options)
     seconds = time.perf_counter() - start
     train(model, optimizer, rotated, y, epochs)
-    own = moor.pull_energy() / moor.calibration[0]
+    own = moor.pull_energy()
     moor.detach()
     tuned = copy.deepcopy(model.state_dict())
     model.load_state_dict(base.state_dict())
     whole = mooring.attach(model, optimizer, importance=Kronecker(), **options)
     model.load_state_dict(tuned)
-    error = own / (whole.pull_energy() / whole.calibration[0]) - 1
-    factor = moor.calibration[0] / whole.calibration[0]
+    error = own / whole.pull_energy() - 1
     whole.detach()
     result = {"old": accuracy(model, upright, y), "new": accuracy(model, rotated, y)}
-    return {**result, "error_percent": 100 * error, "factor_ratio": factor, "attach_seconds": seconds}
+    return {**result, "error_percent": 100 * error, "attach_seconds": seconds}
 
 
 def main(arguments: list[str] | None = None) -> None:

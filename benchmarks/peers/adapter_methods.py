@@ -108,7 +108,7 @@ def moored_every_step(task: Task, seed: int, nats: float) -> Trained:
 
 
 def moored_by_estimate(task: Task, seed: int, nats: float) -> Trained:
-    """Hold the products with a budget that is estimated, and calibrated on the reference."""
+    """Hold the products with a budget that is estimated on the reference."""
     return train(task, lora(task), seed, pull=mooring.Budget(nats, measured=False))
 
 

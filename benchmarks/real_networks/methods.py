@@ -190,7 +190,7 @@ def budget_kronecker_without_distillation(problem: Problem, seed: int, dial: flo
 
 
 def budget_estimated(problem: Problem, seed: int, dial: float) -> Run:
-    """A budget that is estimated and calibrated, not measured."""
+    """A budget that is estimated, not measured."""
     return moored(problem, seed, {"pull": mooring.Budget(dial, measured=False)})
 
 

@@ -32,10 +32,8 @@ from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import estimate
 from mooring.reference.memory_estimate import check_memory
-from mooring.reference.probes import Probes
-from mooring.reference.rank_calibration import EqualData, calibrate_on_all_ranks, check_calibratable
 from mooring.reference.split import split_batches, split_reference
-from mooring.rules import Budget, GradientPull, State
+from mooring.rules import GradientPull, State
 from mooring.rules.pull import check_numbers
 from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
 from mooring.state.chosen_rules import Rules
@@ -133,18 +131,15 @@ class Mooring:
         With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model already
         knows is a task like any other.
 
-        With data, for a `Budget`: `current` is then multiplied by the factor that makes its estimate agree with the
-        rise of the loss on that data, measured along probes (`mooring.reference.calibration`). Nothing else changes.
-        Without data it is multiplied by the factor of the task before, if there was one.
-
         With data, for a `Budget` that is measured, as it is by default: a part of the data is kept to measure on, the
-        other part to distil, and nothing is calibrated. At the end of each later task `finish()` is called first. A
-        task that is consolidated without data is held by the estimate.
+        other part to distil. At the end of each later task `finish()` is called first. A task that is consolidated
+        without data is held by the estimate.
+
+        With data, for any other pull, after steps that accumulated an importance: refused, because it has no effect.
 
         Args:
-            data: batches of this task, or a function that makes them, as for `estimate`. Of the batches that importance
-                is estimated from, the first 8 calibrate; after training, all do. A few hundred samples are enough,
-                best held out. They are kept in memory meanwhile, and evaluated about five times.
+            data: batches of this task, or a function that makes them, as for `estimate`. A few hundred samples are
+                enough, best held out.
             loss: as for `estimate`.
             batches: as for `estimate`.
             progress: as for `estimate`.
@@ -156,33 +151,32 @@ class Mooring:
             >>> import mooring
             >>> model = nn.Linear(2, 2)
             >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            >>> moor = mooring.attach(model, optimizer, pull=mooring.Budget(nats=0.01, measured=False))
+            >>> moor = mooring.attach(model, optimizer, pull=mooring.Budget(nats=0.01))
             >>> x, y = torch.randn(64, 2), torch.randint(2, (64,))
             >>> nn.functional.cross_entropy(model(x[:32]), y[:32]).backward()
             >>> optimizer.step()
             >>> moor.consolidate(data=[(x[32:48], y[32:48]), (x[48:], y[48:])])
-            >>> len(moor.calibration)
-            1
+            >>> moor.measures
+            True
         """
         self._refuse_interrupted()
         if data is None and (loss is not None or batches is not None):
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
         self._watch.end_task(parameters_of_siblings(self._step))
-        carried = (self.calibration or [1.0])[-1]  # tasks that are merged need one scale
         self._step.invalidate()
         forgotten: list[Measurement] = []
         with self._restored_on_error():
-            scale, gauge, recorded = carried, None, list[Gauge]()
+            gauge, recorded = None, list[Gauge]()
             if data is not None and self._meter is not None:
                 gauge, distilled = self._hold_out(self._meter, data, loss, batches, progress)
                 if not self.steps:  # so that nothing moves from here on
                     recorded = [gauge, *distilled]
             elif data is not None:
-                scale = self._scale(data, loss, batches, progress)
+                self._estimate_unknown(data, loss, batches, progress)
             with autocast_disabled():
                 waits = gauge is not None and self._meter is not None and self._meter.pull_is_unused
                 end = partial(self._end_task, measured_later=gauge is not None)
-                self._states.consolidate(scale, lambda: forgotten.extend(end()), decompose=not waits)
+                self._states.consolidate(lambda: forgotten.extend(end()), decompose=not waits)
         if self.tasks:
             self._step.norms.consolidate()
             if self._meter is not None:
@@ -286,11 +280,6 @@ class Mooring:
     def steps(self) -> int:
         """The number of steps since the last consolidation."""
         return self._states.steps
-
-    @property
-    def calibration(self) -> list[float]:
-        """The factor of each task's curvature at its consolidation; 1 before data was first given."""
-        return list(self._states.calibration)
 
     @property
     def anchor(self) -> State:
@@ -408,7 +397,6 @@ class Mooring:
         header = {**self._states.header(), **self._rules.header()}
         if self._step.budget:
             header["spending"] = self._step.budget.state()
-            header["calibration"] = self.calibration
         if self._meter is not None and self._meter.stopped:
             header["stopped"] = True
         if self._meter is not None and self._meter.largest_scale is not None:
@@ -453,7 +441,6 @@ class Mooring:
         self._step.invalidate()
         self._states.records = records
         self._states.tasks, self._states.steps = header["tasks"], header["steps"]
-        self._states.calibration = header.get("calibration", [1.0] * header["tasks"])
         self._states.remember_names()
         self._watch.forget_versions()
         self._states.not_estimated = {*header.get("not_estimated", ())}
@@ -558,34 +545,27 @@ class Mooring:
         loss: Loss | None,
         batches: int | None,
         progress: bool | None,
-        probes: Probes | None = None,
         number_of: Sequence[int] = (),
-    ) -> list[Any]:
+    ) -> None:
         self._refuse_interrupted()
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
         observers = [*self._observers, *observers_of_siblings(self._step)]
-        first_batches = estimate(self._states, observers, data, **options, probes=probes, number_of=number_of)
+        estimate(self._states, observers, data, **options, number_of=number_of)
         self._step.invalidate()
-        return first_batches
 
-    def _scale(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> float:
-        """Return the calibration factor of this task from data; estimate its importance first if there is none."""
-        budget = self.pull if isinstance(self.pull, Budget) else None
-        if budget:
-            check_calibratable(self.model)
-        known, probes = self._states.memory.accumulates or not self.steps, None  # in training, or by estimate() before
-        if not (known and any(m.count for m in self._states.records.values())):
-            probes = Probes(self._states) if budget else None
-            data, batches = EqualData(self._estimate(data, loss, batches, progress, probes)), None
-        elif budget is None:
+    def _importance_is_known(self) -> bool:
+        """Return whether training accumulated an importance of this task, or `estimate()` replaced it."""
+        known = self._states.memory.accumulates or not self.steps
+        return known and any(m.count for m in self._states.records.values())
+
+    def _estimate_unknown(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> None:
+        """Estimate the importance of this task from data; refuse data if the importance is known already."""
+        if self._importance_is_known():
             raise MooringError(
-                f"{type(self.pull).__name__} has no budget that data could calibrate after training: leave data out, "
-                "or estimate(data) first"
+                "data has no effect, because this task has an importance and nothing is measured: leave data out, call "
+                "estimate(data) to replace the importance, or measure with pull=Budget(...)"
             )
-        if budget is None:
-            return 1.0
-        options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
-        return calibrate_on_all_ranks(self._states, budget, data, **options, probes=probes)
+        self._estimate(data, loss, batches, progress)
 
     def _hold_out(
         self, meter: MeasuredBudget, data: Data, loss: Loss | None, batches: int | None, progress: bool | None
@@ -595,8 +575,7 @@ class Mooring:
         The importance is estimated on the other part, if no step did that.
         """
         meter.settle()
-        known = self._states.memory.accumulates or not self.steps
-        estimated = known and any(m.count for m in self._states.records.values())
+        estimated = self._importance_is_known()
         if not estimated:
             check_memory(self._states)  # before anything is read
         read = read_batches(self.model, data, batches)

@@ -171,8 +171,9 @@ def test_reference_consolidate_and_estimate_agree_before_the_first_step():
             moor = mooring.attach(model, optimizer, pull=pull, buffers="frozen")
             if how == "estimate":
                 moor.estimate(batches())
-            moor.consolidate(data=batches())
-        assert moor.calibration != [1.0]
+                moor.consolidate()
+            else:
+                moor.consolidate(data=batches())
         train(model, optimizer, batches(seed=9))
         states.append({**moor.state_dict(), **model.state_dict()})
     for other in states[1:]:
@@ -274,7 +275,6 @@ def test_progress_bar_is_shown_on_request_and_cleared(capsys):
     assert out == ""
     assert "estimating importance [" in err
     assert "4/5" in err
-    assert "calibrating the budget [" in err
     assert err.split("\r")[-1] == ""
     assert err.split("\r")[-2].strip() == ""
 
@@ -413,7 +413,7 @@ class Rebinding(nn.Module):
         return self.head(hidden + self.mean)
 
 
-@pytest.mark.parametrize("options", [{}, {"pull": mooring.Budget(0.1)}], ids=["estimate", "calibrate"])
+@pytest.mark.parametrize("options", [{}, {"pull": mooring.Budget(0.1)}], ids=["estimate", "consolidate"])
 def test_model_that_binds_buffers_anew_and_renormalizes_weights_is_unchanged(options):
     torch.manual_seed(0)
     model = Rebinding()
@@ -575,3 +575,18 @@ def test_anchor_of_a_wider_dtype_is_computed_with_after_a_reference():
     for state in moor._states.records.values():
         assert state.anchor.dtype == state.compute_dtype == torch.float64
         assert state.anchor.data_ptr() != state.parameter.data_ptr()
+
+
+@pytest.mark.parametrize("pull", [mooring.Interpolation(), mooring.Budget(0.1, measured=False)], ids=repr)
+def test_data_of_a_task_whose_importance_is_known_is_refused_and_changes_nothing(pull):
+    model, optimizer = make_model()
+    moor = mooring.attach(model, optimizer, pull=pull)
+    train(model, optimizer, batches())
+    before = {key: tensor.clone() for key, tensor in moor.state_dict().items()}
+    with pytest.raises(MooringError, match="data has no effect, because this task has an importance") as error:
+        moor.consolidate(data=batches())
+    assert "\n" not in str(error.value)
+    check_equal("state", moor.state_dict(), before)
+    moor.estimate(batches())
+    moor.consolidate()
+    assert moor.tasks == 1

@@ -11,7 +11,7 @@ import mooring.state.offload
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, memory_format, multi_tensor_source
-from mooring.rules import Blend, Budget, Importance, Kronecker, ParameterPull, Pull
+from mooring.rules import Blend, Budget, Importance, ParameterPull, Pull
 from mooring.testing import CASES, Case
 
 gpu = pytest.mark.gpu
@@ -368,19 +368,3 @@ def test_on_a_gpu_a_budget_is_kept_by_kernels_as_without(pull, dtype, monkeypatc
     close = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 3e-2}[dtype]
     for one, two in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
-
-
-@gpu
-@pytest.mark.parametrize("importance", [EWC(decay=None, per_sample=True), Kronecker()], ids=repr)
-def test_on_a_gpu_kernels_sum_the_energy_of_all_terms(importance):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(30, 70), nn.LayerNorm(70), nn.Linear(70, 70), nn.Linear(70, 5)).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    pull = Budget(0.1, measured=False)
-    moor = mooring.attach(model, optimizer, importance=importance, pull=pull, reference=[torch.randn(16, 30)] * 4)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.01 * torch.randn_like(p))
-    solver, states = moor._step.budget, list(moor._states.records.values())
-    assert solver.energy(states) == pytest.approx(moor.pull_energy(), rel=1e-5)
-    assert solver.kernels[""][1] is not None

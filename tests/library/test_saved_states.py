@@ -20,7 +20,10 @@ OPTIONS = {
     "interpolation-frozen": {"importance": "ewc", "buffers": "frozen"},
     "penalty-8bit": {"importance": "si", "pull": mooring.Penalty(1.0), "memory": Memory(previous="8bit")},
     "budget-kronecker": {"importance": Kronecker(), "pull": mooring.Budget(0.1)},
+    "calibrated-kronecker": {"importance": Kronecker(), "pull": mooring.Budget(0.01, measured=False)},
 }
+CALIBRATED = {"calibrated-kronecker"}
+"""States whose first task was scaled by a measured factor, which Kronecker factors were saved beside."""
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, count: int) -> None:
@@ -45,7 +48,8 @@ def test_training_from_a_saved_state_ends_where_uninterrupted_training_did(name)
     moor = mooring.attach(model, optimizer, **OPTIONS[name])
     moor.load_state_dict(under(saved, "state/"))
     train(model, optimizer, 7, 3)
-    moor.consolidate()
+    if name not in CALIBRATED:  # another task would have been scaled, too
+        moor.consolidate()
     train(model, optimizer, 10, 3)
     for key, expected in under(saved, "after/").items():
         torch.testing.assert_close(model.state_dict()[key], expected, rtol=1e-4, atol=1e-6)

@@ -206,12 +206,6 @@ def test_state_of_equal_or_rounded_weights_or_an_unfinished_task_does_not_warn()
 # Where a warning points
 
 
-def calibrate_at_a_bound():
-    model = small()
-    options = {"reference": [torch.randn(8, 4)], "pull": mooring.Budget(9.0, measured=False)}
-    mooring.attach(model, sgd(model), **options, loss=lambda model, x: model(x).sigmoid().mean())
-
-
 def load_a_state_of_other_weights():
     *_, moor = once_moored()
     fresh = small(seed=1)
@@ -245,7 +239,6 @@ def train_other_weights():
 @pytest.mark.parametrize(
     "cause",
     [
-        calibrate_at_a_bound,
         load_a_state_of_other_weights,
         load_a_state_of_other_options,
         give_labels_that_equal_inputs,

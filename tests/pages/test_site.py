@@ -76,7 +76,7 @@ def test_equations_are_drawn_and_have_words(site, name):
 
 
 def test_search_works_from_disk(site, tmp_path):
-    seen = dom(f"{(site / 'index.html').as_uri()}?q=calibration", tmp_path)
+    seen = dom(f"{(site / 'index.html').as_uri()}?q=distillation", tmp_path)
     assert 'class="md-search-result__item"' in seen.stdout
     assert "CONSOLE" not in seen.stderr
 

@@ -85,13 +85,6 @@ class BudgetKernels:
                 group.reduce(group.layout, table, mu, done, columns)
             self.step(self.partial_sums, {"nats": nats, "mu": mu, "done": done})
 
-    def energy(self) -> Tensor:
-        """Return what all terms spend without a pull, 0-d and float64 on the device."""
-        zero = self.partial_sums.new_zeros(())
-        for group, columns in zip(self.groups, self.columns, strict=True):
-            group.reduce(group.layout, group.layout.device_table, zero, zero, columns)
-        return self.partial_sums[SUMS.index("spent")].sum()
-
     def apply_pull(self, mu: Tensor) -> None:
         """theta <- anchor + d / (1 + mu * F); nothing where mu is 0."""
         for group in self.groups:

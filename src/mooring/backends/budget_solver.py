@@ -1,6 +1,5 @@
 """Keeps a budget over a whole model: solves for one multiplier of all parameters, or one per layer, and pulls."""
 
-import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -91,7 +90,8 @@ class BudgetSolver:
         if self.is_unused:
             return
         key = len(states), *map(id, moved)
-        self._discard_invalid_kernels()
+        if not all(kernels.is_valid() for _, kernels in self.kernels.values() if kernels is not None):
+            self.invalidate()
         if self.plan is not None and self.plan.is_for(key):  # a model may have thousands of parameters
             for name, (kernels, products) in self.plan.groups.items():
                 kernels.update_batches()
@@ -124,22 +124,6 @@ class BudgetSolver:
                     free_term.apply_pull(self.budget, mu)
         if groups and len(planned) == len(groups):
             self.plan = _Plan(key, planned, [state for state in states if is_product(state)])
-
-    @torch.no_grad()
-    def energy(self, states: Collection[ParameterState]) -> float:
-        """Return what the parameters spend where they are: the sum of previous * d^2 / 2."""
-        self._discard_invalid_kernels()
-        energies = []
-        for name, members in self._groups(states).items():
-            terms = self._terms(name, members)
-            kernels = None if any(isinstance(term, ProductTerm) for term in terms) else self._kernels(name, terms)
-            energies.append(self._energy(terms) if kernels is None else kernels.energy())
-        return math.fsum(map(float, energies))
-
-    def _discard_invalid_kernels(self) -> None:
-        """Find the parameters of all kernels, and discard everything that is kept if one of them has another form."""
-        if not all(kernels.is_valid() for _, kernels in self.kernels.values() if kernels is not None):
-            self.invalidate()
 
     def _groups(self, states: Collection[ParameterState]) -> dict[str, list[ParameterState]]:
         """Return the states that a budget is spent on, by the group that shares a multiplier; B stands for A too."""

@@ -43,14 +43,11 @@ class KroneckerFactors:
         past_inputs, past_outputs: the mean over past tasks of each task's mean A and G.
         count: the number of iterations in the sums.
         tasks: the number of tasks in the means.
-        output_scale: a factor of `past_outputs`: the calibration of a first task, whose G is decomposed without it.
         basis: the eigenvectors of A and of G, and the curvature of each pair of them, (out, in); None before the first
             consolidation, and until `complete_eigenbases` if nothing read it so far.
-        eigenvalues: those of A and of G that the curvature of the basis is the product of.
         basis_dtype: the dtype of the basis; None for that of the factors.
         blocked: whether factors are block-diagonal.
         runs: whether there is a run axis.
-        first_task: the factors of a first task with their eigenbasis, once they are asked for.
     """
 
     inputs: Tensor
@@ -60,12 +57,9 @@ class KroneckerFactors:
     count: int = 0
     tasks: int = 0
     basis: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
-    eigenvalues: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     basis_dtype: torch.dtype | None = None
     blocked: bool = False
     runs: bool = False
-    output_scale: float = 1.0
-    first_task: "KroneckerFactors | None" = field(default=None, repr=False)
 
     @classmethod
     def zeros(
@@ -111,7 +105,6 @@ class KroneckerFactors:
         """Keep the runs in these rows, in this order."""
         for name, tensor in self.slots().items():
             setattr(self, name, tensor[rows])
-        self.eigenvalues = None
         if self.basis is not None:
             inputs, outputs, curvature = (tensor[rows] for tensor in self.basis)
             self.basis = inputs, outputs, curvature
@@ -120,66 +113,40 @@ class KroneckerFactors:
         """Return the tensors that are saved, by name."""
         return {name: getattr(self, name) for name in FACTOR_SLOTS}
 
-    def header(self) -> list[float]:
-        """Return the numbers that are saved: `count`, `tasks`, and `output_scale` if it is not 1."""
-        return [self.count, self.tasks, *([] if self.output_scale == 1 else [self.output_scale])]
+    def header(self) -> list[int]:
+        """Return the numbers that are saved: `count` and `tasks`."""
+        return [self.count, self.tasks]
 
     def accumulate(self, inputs: Tensor | None, outputs: Tensor) -> None:
         """Add the factors of one iteration; the caller increments `count`. The input of a bias is 1."""
         self.inputs = _add(self.inputs, 1.0 if inputs is None else inputs)
         self.outputs = _add(self.outputs, outputs)
 
-    def consolidated(self: Factors, scale: float = 1.0) -> Factors:
+    def consolidated(self: Factors) -> Factors:
         """Return the factors after the end of a task; these stay as they are, so that a failure changes nothing.
 
-        The factors of the task, with G times `scale`, are averaged into those of past tasks; all tasks count alike.
-        The basis is None if it is still to be computed, by `update_eigenbases`.
+        The factors of the task are averaged into those of past tasks; all tasks count alike. The basis is None if it is
+        still to be computed, by `update_eigenbases`.
         """
         if not self.count:
-            return replace(self, first_task=None)
-        first: Any = self.first_task
-        if first is not None and first.basis is not None and first.count == self.count and first.inputs is self.inputs:
-            new: Factors = replace(first, output_scale=scale)
-            new.basis = *first.basis[:2], first.scaled_curvature(scale)
-        else:
-            new = replace(self, tasks=self.tasks + 1, basis=None, first_task=None)
-            new._average(self, scale)
-        new.count = 0
+            return replace(self)
+        a, g = (t / self.count if self.count > 1 else t for t in (self.inputs, self.outputs))
+        if self.tasks:
+            weight = 1 / (self.tasks + 1)
+            a, g = self.past_factor("inputs").lerp(a, weight), self.past_factor("outputs").lerp(g, weight)
+        new = replace(self, tasks=self.tasks + 1, basis=None, count=0)
+        new.store(a, g)
         new.inputs, new.outputs = (_zeros_like(t, written=self.runs) for t in (self.inputs, self.outputs))
         if not bool((self.inputs.sum() + self.outputs.sum()).isfinite()):  # some solvers do not check
             raise torch.linalg.LinAlgError("the factors are not finite")  # type: ignore[attr-defined]
         return new
-
-    def _average(self, task: "KroneckerFactors", scale: float) -> None:
-        """Average the mean factors of a task, with G times `scale`, into those of the tasks before it."""
-        a, g = (t / task.count if task.count > 1 else t for t in (task.inputs, task.outputs))
-        if self.tasks > 1:
-            a = self.past_factor("inputs").lerp(a, 1 / self.tasks)
-            g = (self.past_factor("outputs") * self.output_scale).lerp(g * scale, 1 / self.tasks)
-            scale = 1.0
-        self.store(a, g)
-        self.output_scale = scale
-
-    def of_this_task(self: Factors) -> Factors:
-        """Return factors in which this task alone is the past; their eigenbasis is still to be computed.
-
-        The consolidation of a first task takes both over. G is decomposed without the scale that it gets then, and is
-        saved without it, so that a state that is loaded continues with the same bits. The mean of this task takes the
-        place of its sums, so that it is in memory once.
-        """
-        self.inputs, self.outputs, self.count = self.inputs / self.count, self.outputs / self.count, 1
-        own = replace(self, tasks=1, basis=None, output_scale=1.0, first_task=None)
-        own.store(self.inputs, self.outputs)
-        if not self.tasks:
-            self.first_task = own
-        return own
 
     def store(self, inputs: Tensor, outputs: Tensor) -> None:
         """Keep factors of past tasks."""
         self.past_inputs, self.past_outputs = inputs, outputs
 
     def past_factor(self, side: Literal["inputs", "outputs"]) -> Tensor:
-        """Return A, or G without its scale, of past tasks."""
+        """Return A or G of past tasks."""
         return self.past_inputs if side == "inputs" else self.past_outputs
 
     def diagonal(self, like: Tensor) -> Tensor:
@@ -188,7 +155,7 @@ class KroneckerFactors:
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of the curvature of past tasks in the shape of the parameter `like`."""
-        return self._diagonal(self.past_inputs, self.past_outputs, self.tasks * self.output_scale, like)
+        return self._diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
 
     def _diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
         """Return the diagonal of scale * G (x) A in the shape of a parameter."""
@@ -211,15 +178,9 @@ class KroneckerFactors:
         a, g = at_least_rounding(self.past_inputs, a, inputs), at_least_rounding(self.past_outputs, g, outputs)
         if self.blocked:
             a, g = a.flatten(), g.flatten()
-        self.eigenvalues, dtype = (a, g), self.basis_dtype or inputs.dtype
-        self.basis = inputs.to(dtype), outputs.to(dtype), self.scaled_curvature(self.tasks * self.output_scale)
-
-    def scaled_curvature(self, scale: float) -> Tensor:
-        """Return the curvature of each pair of eigenvectors, times a scale, in the dtype of the basis."""
-        assert self.eigenvalues is not None
-        a, g = self.eigenvalues
-        curvature = (g.unsqueeze(-1) * a.unsqueeze(-2)).mul_(scale)
-        return curvature.to(self.basis_dtype or curvature.dtype)
+        basis = inputs, outputs, (g.unsqueeze(-1) * a.unsqueeze(-2)).mul_(self.tasks)
+        inputs, outputs, curvature = (t.to(self.basis_dtype or t.dtype) for t in basis)
+        self.basis = inputs, outputs, curvature
 
     def update_eigenbasis(self) -> None:
         """Compute the basis in which the curvature of past tasks, tasks * G (x) A, is diagonal."""

@@ -120,7 +120,7 @@ class ProductFactors(KroneckerFactors):
         return (factor if dtype is None else factor.to(dtype)), factor.new_empty(0)
 
     def past_factor(self, side: Literal["inputs", "outputs"]) -> Tensor:
-        """Return C, or G without its scale, of past tasks in the dtype to compute in."""
+        """Return C or G of past tasks in the dtype to compute in."""
         stored, roots = getattr(self, f"past_{side}"), getattr(self, f"past_{side}_roots")
         return from_codes(stored, roots) if roots.numel() else stored.to(self.inputs.dtype)
 
@@ -128,7 +128,7 @@ class ProductFactors(KroneckerFactors):
         """Take over what is known of past tasks of the same layer; anything but the shapes of another is refused."""
         if other.past_inputs.shape == self.past_inputs.shape and other.past_outputs.shape == self.past_outputs.shape:
             self.store(other.past_factor("inputs").clone(), other.past_factor("outputs").clone())
-            self.tasks, self.output_scale = other.tasks, other.output_scale
+            self.tasks = other.tasks
             self.update_eigenbasis()
 
     def past_is_known(self) -> Tensor:
@@ -148,12 +148,7 @@ class ProductFactors(KroneckerFactors):
         mean = values.sum() / max(1, self.low_rank.outputs)
         curvature = (values + self.options.damping * mean) * self.past_inputs.any()
         dtype = torch.bfloat16 if self.options.dtype == "8bit" else self.past_outputs.dtype
-        self.basis = self.past_inputs, vectors.to(dtype), curvature.mul_(self.tasks * self.output_scale)
-
-    def scaled_curvature(self, scale: float) -> Tensor:
-        """Return the damped eigenvalues of a first task, times a scale."""
-        assert self.basis is not None
-        return self.basis[2] * scale
+        self.basis = self.past_inputs, vectors.to(dtype), curvature.mul_(self.tasks)
 
     def is_anchored(self, anchor: Tensor) -> bool:
         """Return whether the anchor of B is not 0 on any rank; the device is asked once for each anchor.
@@ -183,7 +178,7 @@ class ProductFactors(KroneckerFactors):
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the curvature of each weight of B over past tasks, for the present A."""
-        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks * self.output_scale)
+        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks)
 
     def past_diagonal_of_a(self, like: Tensor) -> Tensor:
         """Return the curvature of each weight of A on this rank over past tasks, for the present B; 0 while B is 0."""
@@ -191,7 +186,7 @@ class ProductFactors(KroneckerFactors):
         b = gathered(self.low_rank.b.detach()).flatten(1).to(self.inputs).mT
         rows = (rows_times(b, self.past_factor("outputs"), b.shape[-1]) * b).sum(1)
         columns = side_diagonal(self.past_factor("inputs"), self.low_rank.inputs)
-        whole = self.tasks * self.output_scale * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns
+        whole = self.tasks * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns
         return local_part(whole.reshape(self.low_rank.a.shape), self.low_rank.a)
 
     def _b_diagonal(self, inputs: Tensor, outputs: Tensor, scale: float) -> Tensor:

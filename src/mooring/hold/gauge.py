@@ -62,7 +62,7 @@ class Gauge:
         if self.settings is None:
             self.settings = read_settings(model)
         targets = list(known)
-        with preserve_model_state(model, moves=False), passive(model, self.settings):
+        with preserve_model_state(model), passive(model, self.settings):
             for index in range(len(known), len(self)):
                 with name_batch(number_of[index], self.loss) if number_of else nullcontext():
                     targets.append(self._target(model, index))
@@ -81,7 +81,7 @@ class Gauge:
     @torch.no_grad()
     def sums_and_counts(self, model: nn.Module, indices: Sequence[int]) -> Tensor:
         """Return the terms of some batches, (2, samples), on the model's device, without waiting for it."""
-        with preserve_model_state(model, moves=False), passive(model, self.settings):
+        with preserve_model_state(model), passive(model, self.settings):
             return torch.cat([torch.stack(self.terms(model, index)) for index in indices], 1)
 
     def terms(self, model: nn.Module, index: int) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ class Gauge:
     def warn_of_probabilities(self, model: nn.Module) -> None:
         """Warn if the divergence is measured and the model returns probabilities instead of logits."""
         if self.loss is None:
-            with preserve_model_state(model, moves=False), passive(model, self.settings):
+            with preserve_model_state(model), passive(model, self.settings):
                 warn_of_probabilities(self._outputs_on(model, self._on_device(model, 0)))
 
     def _target(self, model: nn.Module, index: int) -> StoredPredictions | float:
@@ -188,7 +188,7 @@ def _ignores_labels(model: nn.Module, batch: Any, outputs: Outputs | None) -> bo
     """Return whether a mapping's labels change nothing but the loss; decoders of some models read them."""
     if not isinstance(batch, Mapping) or "labels" not in batch:
         return False
-    with preserve_model_state(model, moves=False):
+    with preserve_model_state(model):
         expected = _outputs(model, batch, outputs)
         try:
             return torch.equal(_outputs(model, _without_labels(batch), outputs), expected)

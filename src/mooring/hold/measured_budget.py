@@ -408,7 +408,7 @@ class MeasuredBudget:
         self.solver.limit_to_estimate()
 
     def _warn_of_noise(self) -> None:
-        with preserve_model_state(self.states.model, moves=False):
+        with preserve_model_state(self.states.model):
             torch.manual_seed(len(self.latest))  # other random numbers than when predictions were stored
             model, first = unwrapped(self.states.model), range(NOISE_BATCHES)
             parts = [gauge.measure(model, first[: len(gauge)]) for gauge in self.gauges]

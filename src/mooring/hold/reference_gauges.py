@@ -35,7 +35,7 @@ def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]
     On several ranks each reads its share, and all get the batches of all, in the order in which one process reads them.
     """
     share = RankShare(model)
-    with preserve_model_state(model, moves=False), share.computing(data):
+    with preserve_model_state(model), share.computing(data):
         own = list(share.read(data, batches))
     return share.gather(own)
 
@@ -61,7 +61,7 @@ def make_gauge(
         if error.__cause__ is not None:  # the model failed, and its outputs are not the reason
             raise
         labelled = []
-        with preserve_model_state(model, moves=False):
+        with preserve_model_state(model):
             for seed, batch in enumerate(batches):
                 with name_batch(number_of[seed], loss) if number_of else nullcontext():
                     labelled.append(prepare_labels(model, batch, seed, outputs))

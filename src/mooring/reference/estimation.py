@@ -15,16 +15,12 @@ from mooring.observe.output_observer import OutputObserver
 from mooring.reference.batches import LEAVE_OUT, LOSS_HINT, Data, Loss, Outputs, name_batch, scalar_loss
 from mooring.reference.memory_estimate import check_memory
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
-from mooring.reference.probes import Probes
 from mooring.reference.progress import progress
-from mooring.reference.rank_shares import RankShare, combine_ranks
+from mooring.reference.rank_shares import RankShare, combine_ranks, gather_objects
 from mooring.reference.reference_labels import default_loss_in_one_pass
 from mooring.rules import Importance, Interpolation
 from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
-
-CALIBRATION_BATCHES = 8
-"""Number of batches kept for calibration, which evaluates each two to four times."""
 
 MAX_ROUNDED_BATCHES = 64
 """Number of batches whose mean may be kept in bfloat16; a further one could be less than its last digit."""
@@ -71,9 +67,8 @@ def estimate(
     batches: int | None,
     outputs: Outputs | None,
     show: bool | None,
-    probes: Probes | None = None,
     number_of: Sequence[int] = (),
-) -> list[Any]:
+) -> None:
     """Replace `current` by the importance on data at the present parameters.
 
     For each batch the hooks around an optimizer's step run without a step, so no parameter moves. All batches have the
@@ -87,18 +82,14 @@ def estimate(
         batches: the largest number of batches to read; None reads all of an iterable.
         outputs: takes what the model returns and gives the tensor of its outputs.
         show: whether to show a progress bar; None shows it only on a terminal.
-        probes: collects what the calibration of a budget needs.
         number_of: the number of each batch in what the user gave, for error messages; by default its position.
-
-    Returns:
-        The first few batches, for the calibration of a budget.
     """
     check_estimable(states.importance)
     if meta := [states.names[p] for p in states.trained() if p.is_meta]:
         raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     check_memory(states)
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
-    share, kept, losses, kept_losses = RankShare(model), list[Any](), dict[int, Tensor](), list[Tensor]()
+    share, count, losses = RankShare(model), 0, dict[int, Tensor]()
     memory = replace(states.memory, current=_mean_dtype(states, _length(data, batches)))
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
     estimated.tasks, estimated.observed_every, estimated.copies_anchors = states.tasks, 1, False
@@ -107,7 +98,7 @@ def estimate(
     for observer in observers:
         observer.paused = True
     try:
-        with preserve_model_state(model, moves=False), share.computing(data):
+        with preserve_model_state(model), share.computing(data):
             read = share.read(data, batches)
             length = share.length(_length(data, batches))
             shown = progress(read, "estimating importance", length, show=False if share.rank else show)
@@ -117,10 +108,10 @@ def estimate(
                     given = number_of[estimated.steps] if number_of else estimated.steps
                     with name_batch(given, loss):
                         if loss is None:
-                            value, batch = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
+                            value = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
                         else:
                             value = scalar_loss(loss, model, batch, outputs)
-                    losses[given] = detached = value.detach()
+                    losses[given] = value.detach()
                     if not share.together and value.device.type == "cpu":  # else all ranks see the gradient
                         _check_losses(losses)
                     if not value.requires_grad:
@@ -131,13 +122,9 @@ def estimate(
                 with _name_losses(losses):
                     step.before(optimizer, (optimizer,), {})
                 step.after(optimizer, (optimizer,), {})
-                if probes:
-                    probes.add(share.rank + number * share.world)
                 for p in model.parameters():
                     p.grad = None
-                if len(kept) * share.world < CALIBRATION_BATCHES:
-                    kept.append(batch)
-                    kept_losses.append(detached)
+                count += 1
             with _name_losses(losses):
                 step.report_bad_gradients()
             if not share.together:
@@ -148,15 +135,10 @@ def estimate(
         for temporary in (output_observer, layer_observer):
             if temporary:
                 temporary.remove()
-    kept = share.gather(kept)[:CALIBRATION_BATCHES]
-    if probes:
-        probes.losses = [float(value) for value in share.gather(kept_losses)[:CALIBRATION_BATCHES]]
+    if not any(gather_objects(count) if share.world > 1 else [count]):
+        raise MooringError("data has no batches: give batches that show what the model knows")
     if share.world > 1 and not share.together:
         combine_ranks(estimated)
-        if probes:
-            probes.combine_ranks()
-    if not kept:
-        raise MooringError("data has no batches: give batches that show what the model knows")
     if not any(p.numel() for p in estimated.records):
         raise MooringError(NOTHING_TRAINS if estimated.records else _unheld(estimated))
     records = estimated.records.values()
@@ -166,7 +148,6 @@ def estimate(
         raise MooringError(f"every importance on data is 0, so nothing would be held: {remedy}")
     _replace(states, estimated)
     states.not_estimated = {*states.names.values()} - {states.names[p] for p in states.trained()}
-    return kept
 
 
 def _unheld(estimated: MooringState) -> str:

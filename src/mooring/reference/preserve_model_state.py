@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mooring.observe.output_observer import OutputObserver
-
 OF_TORCH = nn.Module().__dict__.keys() - {"training"}
 """The attributes of every module, such as its parameters and hooks."""
 
@@ -19,20 +17,14 @@ REBOUND = (bool, int, float, Tensor, tuple, list, dict, type(None))
 
 
 @contextmanager
-def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tensor] | None = None) -> Iterator[None]:
-    """Put the model in eval mode, and restore everything bit for bit at the end.
+def preserve_model_state(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode, set its gradients aside, and restore everything but its weights bit for bit.
 
     Models of transformers keep no keys and values for the next token meanwhile, which would not be read.
 
-    Args:
-        model: the model.
-        moves: True if the body displaces the parameters: they are restored, and forward passes do not count as
-            training. False if it runs backward passes: gradients are set aside and restored.
-        moved: the parameters that it displaces and does not restore itself; None stands for all.
-
     Example:
         >>> model = nn.BatchNorm1d(2)
-        >>> with preserve_model_state(model, moves=False):
+        >>> with preserve_model_state(model):
         ...     _ = model.train()(torch.randn(4, 2) + 9)
         >>> model.running_mean
         tensor([0., 0.])
@@ -42,25 +34,21 @@ def preserve_model_state(model: nn.Module, *, moves: bool, moved: Iterable[Tenso
     buffers = {b for module in modules for b in module._buffers.values() if b is not None}
     bindings = [(module, _bindings(module), dict(module._buffers)) for module in modules]
     containers = [(c, c.copy()) for module in modules for c in _containers(module)]
-    displaced = parameters if moved is None and moves else moved or ()
-    written = [*displaced, *_renormalized(modules)]
     attributes = [t for _, values, _ in bindings for t in values.values() if isinstance(t, Tensor)]
     constants = [t for t in attributes if not t.requires_grad]  # others may belong to a graph under way
-    kept = [(t, t.detach().clone()) for t in {*written, *buffers, *constants}]
-    gradients = [] if moves else [(p, p.grad) for p in parameters]
+    kept = [(t, t.detach().clone()) for t in {*_renormalized(modules), *buffers, *constants}]
+    gradients = [(p, p.grad) for p in parameters]
     devices = sorted({t.device.index for t in (*parameters, *buffers) if t.device.type == "cuda"})
-    random_state, probing = random.getstate(), OutputObserver.probing
+    random_state = random.getstate()
     numpy = sys.modules.get("numpy")  # data loading may use its random state
     numpy_state = numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices), without_caches(modules):
-        OutputObserver.probing = moves
         model.eval()
         for p, _ in gradients:
             p.grad = None
         try:
             yield
         finally:
-            OutputObserver.probing = probing
             random.setstate(random_state)
             if numpy:
                 numpy.random.set_state(numpy_state)

@@ -145,29 +145,23 @@ def add_sampled_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs
     return batch if labelled is None else labelled
 
 
-def default_loss_in_one_pass(
-    model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None
-) -> tuple[Tensor, Any]:
-    """Compute the default loss of a batch, with the labels of `prepare_labels`, in a single forward pass.
-
-    Returns:
-        The mean loss, a scalar tensor, and the batch with its labels.
+def default_loss_in_one_pass(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Tensor:
+    """Compute the mean default loss of a batch, with the labels of `prepare_labels`, in a single forward pass.
 
     Example:
-        >>> loss, batch = default_loss_in_one_pass(nn.Identity(), torch.tensor([[0.0, 99.0], [99.0, 0.0]]), seed=0)
-        >>> loss, batch[1]
-        (tensor(0.), tensor([1, 0]))
+        >>> default_loss_in_one_pass(nn.Identity(), torch.tensor([[0.0, 99.0], [99.0, 0.0]]), seed=0)
+        tensor(0.)
     """
     _check_batch(model, batch, seed)
     if seed == 0:
         outputs = partial(_checked_logits, outputs or find_outputs)
     if (inputs := _unlabelled(batch)) is None:
         batch = prepare_labels(model, batch, seed, outputs)
-        return scalar_loss(None, model, batch, outputs), batch
+        return scalar_loss(None, model, batch, outputs)
     returned, labelled = _predict(model, inputs, seed, outputs)
     if labelled is None:
-        return scalar_loss(lambda *_: returned, model, batch), batch
-    return cross_entropy(returned, labelled[1]), labelled
+        return scalar_loss(lambda *_: returned, model, batch)
+    return cross_entropy(returned, labelled[1])
 
 
 def _checked_logits(outputs: Outputs, returned: Any) -> Tensor:

@@ -47,11 +47,10 @@ def consolidate(
     memory: Memory,
     start: Callable[[ParameterState, int], State],
     tasks: int,
-    scale: float = 1.0,
     pull: Callable[[], None] = lambda: None,
     decompose: bool = True,
 ) -> None:
-    """End a task: previous <- merge(previous, scale * current); anchor <- theta; `current` is reset.
+    """End a task: previous <- merge(previous, current); anchor <- theta; `current` is reset.
 
     Args:
         states: the states of all moored parameters.
@@ -60,12 +59,11 @@ def consolidate(
         memory: the form in which `previous` is kept.
         start: returns the importance's tensors of a parameter at the start of a task, counted from 0.
         tasks: the number of tasks consolidated before this one.
-        scale: the calibration factor of the task.
         pull: applies a pull that acts once per task. Whatever can fail comes before it, so that an error changes
             nothing.
         decompose: whether to compute the eigenbases of Kronecker factors now; otherwise when something reads them.
     """
-    end = _TaskEnd(importance, merge, memory, start, tasks, layer_scales(states, importance), scale)
+    end = _TaskEnd(importance, merge, memory, start, tasks, layer_scales(states, importance))
     ended = [end.of(state) for state in states]
     if decompose:
         _compute_bases({s.name: new for s, (_, new, _) in zip(states, ended, strict=True) if new and new.basis is None})
@@ -92,7 +90,6 @@ class _TaskEnd:
     start: Callable[[ParameterState, int], State]
     tasks: int
     layer_scales: State
-    scale: float
 
     def of(self, state: ParameterState) -> tuple[Tensor | QuantizedImportance | None, KroneckerFactors | None, State]:
         """Return a parameter's `previous`, factors and importance after a task, without changing its state."""
@@ -100,7 +97,7 @@ class _TaskEnd:
             return None, None, state.importance_state
         if state.factors and not (state.has_scores and state.count):
             with _name_factors(state.name):
-                return state.previous, state.factors.consolidated(self.scale), state.importance_state
+                return state.previous, state.factors.consolidated(), state.importance_state
         importance_state = self.start(state, self.tasks + 1) if self.memory.accumulates else {}
         return self._merged(state), None, importance_state
 
@@ -109,8 +106,8 @@ class _TaskEnd:
         if not state.count and self.importance.merges:
             return state.previous
         current = (state.importance_state or self.start(state, self.tasks))["current"].to(state.compute_dtype)
-        layer_scale = self.layer_scales.get(layer_of(state.name))
-        current = current * (self.scale if layer_scale is None else per_run(layer_scale * self.scale, current))
+        if (layer_scale := self.layer_scales.get(layer_of(state.name))) is not None:
+            current = current * per_run(layer_scale, current)
         if self.importance.merges:
             previous = state.previous.values() if isinstance(state.previous, QuantizedImportance) else state.previous
             if state.factors and state.factors.tasks:

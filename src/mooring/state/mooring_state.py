@@ -90,7 +90,6 @@ class MooringState:
         self.not_estimated: set[str] = set()  # parameters that did not train when importance was estimated
         self.consolidated: dict[str, bool] = {}  # the parameters at the last consolidation; whether each had a state
         self.created = False  # whether a state was created or replaced since the flag was last cleared
-        self.calibration: list[float] = []
         self.records: dict[Tensor, ParameterState] = {}
         self.names: dict[Tensor, str] = {}
         self._foreign: set[Tensor] = set()
@@ -198,7 +197,7 @@ class MooringState:
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
-        """Restore what is known of this task if the body fails, such as an estimate whose calibration fails."""
+        """Restore what is known of this task if the body fails, such as a gauge after an estimate."""
         kept = [(state, copy(state), copy(state.factors)) for state in self.records.values()]
         records, reasons, not_estimated = dict(self.records), dict(self.diagonal_reasons), self.not_estimated
         try:
@@ -373,9 +372,7 @@ class MooringState:
         needed = self.tasks > 0 or self.importance.merges
         return needed and not self.steps and not any(state.count for state in self.records.values())
 
-    def consolidate(
-        self, scale: float = 1.0, pull: Callable[[], None] = lambda: None, *, decompose: bool = True
-    ) -> None:
+    def consolidate(self, pull: Callable[[], None] = lambda: None, *, decompose: bool = True) -> None:
         """End a task, as `consolidate` says; without a step or estimate since the last one, only move the anchors."""
         self.offload.invalidate()
         if self.idle:
@@ -392,11 +389,9 @@ class MooringState:
             self.memory,
             lambda state, task: self.start_importance(state.parameter, task),
             self.tasks,
-            scale,
             pull,
             decompose,
         )
-        self.calibration += [1.0] * (self.tasks - len(self.calibration)) + [scale]
         self.tasks += 1
         self.steps = 0
         self.remember_names()

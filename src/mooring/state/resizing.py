@@ -54,7 +54,7 @@ def resized_factors(factors: KroneckerFactors, rows: int) -> KroneckerFactors:
         _resized(_resized(matrix, rows).mT, rows).mT.contiguous() for matrix in (factors.outputs, factors.past_outputs)
     )
     new = KroneckerFactors(factors.inputs, outputs, factors.past_inputs, past_outputs, factors.count, factors.tasks)
-    new.output_scale, new.basis_dtype = factors.output_scale, factors.basis_dtype
+    new.basis_dtype = factors.basis_dtype
     new.update_eigenbasis()
     return new
 

@@ -111,7 +111,8 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
         records[p] = _read_parameter(flat, new, count, memory, accumulated=accumulated)
         if factors := records[p].factors:
             factors.count, factors.tasks, *scale = header["factors"][name]
-            factors.output_scale = scale[0] if scale else 1.0
+            if scale:  # G of a task whose budget was calibrated was saved without its factor
+                factors.store(factors.past_factor("inputs"), factors.past_factor("outputs") * scale[0])
             if p not in states.with_factors and p not in states.products:
                 states.to_scores(records[p])
     update_eigenbases(state.factors for state in records.values() if state.factors)

@@ -25,7 +25,7 @@ def sentences(count: int = 8) -> torch.Tensor:
 
 
 def previous(model: nn.Module, reference, **options) -> dict[str, torch.Tensor]:
-    """Return the importance on a reference, with a pull that needs no calibration, which is slow."""
+    """Return the importance on a reference, with a pull that measures nothing."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with mooring.attach(model, optimizer, reference=reference, pull=mooring.Interpolation(), **options) as moor:
         return {name: score.clone() for name, score in moor.previous.items()}

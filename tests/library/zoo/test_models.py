@@ -26,7 +26,6 @@ ESTIMATED = [(importance, "budget") for importance in ("kronecker", "ewc", "mas"
 HOLDING = [(importance, "budget of nothing") for importance, _ in ESTIMATED] + [("ewc", "proximal of 1e30")]
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:the budget could not be calibrated",
     "ignore:training moves parameters that nothing holds",
     r"ignore:Budget\(.*\) has no reference and the model was trained before",  # a first task of adapters
     "ignore:The .grad attribute of a Tensor that is not a leaf",  # torch.compile, where a hook divides a graph
@@ -79,7 +78,7 @@ def everything(run: MooredRun) -> dict[str, torch.Tensor]:
     return {**values, **gradients, **modes, "random": torch.get_rng_state(), "other random": drawn}
 
 
-@cases(ESTIMATED, fast=("resnet", "gan", "scalar parameter"))  # calibration takes a hundred passes
+@cases(ESTIMATED, fast=("resnet", "gan", "scalar parameter"))
 def test_reference_leaves_everything_as_it_is_to_the_bit(zoo, importance, pull):
     run = new_run(zoo)
     run.train(0, 1)  # gradients, and statistics that are not those of a new model

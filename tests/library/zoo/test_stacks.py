@@ -19,7 +19,6 @@ CASES = [
 ]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists"),
-    pytest.mark.filterwarnings("ignore:the budget could not be calibrated"),  # models with random weights
 ]
 
 
