@@ -219,8 +219,9 @@ def test_subset_of_a_checkpoint_resumes_as_with_the_other_runs(kind, tmp_path):
         assert_close_results(resumed(selected, stream, tmp_path / "fleet"), expected, selected)
 
 
-def test_split_checkpoints_resume_like_the_whole(tmp_path):
-    specs = specs_for(["plain", "si", "ewc"], CLASSES, seeds=(0, 1))
+@pytest.mark.parametrize("settings", [{}, ADAMW], ids=["sgd", "adamw"])
+def test_split_checkpoints_resume_like_the_whole(settings, tmp_path):
+    specs = specs_for(["plain", "si", "ewc"], CLASSES, seeds=(0, 1), **settings)
     specs[1], specs[4] = replace(specs[1], lr=1e200), replace(specs[4], strength=1e200)  # one fails early, one late
     expected, _ = uninterrupted(specs, CLASSES)
     parts = {tmp_path / "one": specs[:2], tmp_path / "other": specs[2:5], tmp_path / "last": specs[5:]}

@@ -138,7 +138,7 @@ def test_rule_of_every_optimizer_can_be_written_as_a_kernel(kind, numbers) -> No
 
 
 GPU_METHODS = ["plain", "ewc", "mas", "si", "explicit-ewc", "proximal-ewc", "balanced-ewc", "budget-ewc", "er", "der++"]
-GPU_METHODS += ["laplace-kronecker", "gpm", "lwf"]
+GPU_METHODS += ["laplace-kronecker", "lwf"]
 
 
 @gpu
