@@ -1,6 +1,9 @@
 """Families of methods, each with its colour and marker in figures and tables."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -67,3 +70,27 @@ def family_of(method: str) -> Family:
             return _BY_NAME[name]
     families = (name for prefix, name in _PREFIXES.items() if method.removeprefix(f"{prefix}-") not in (method, ""))
     return _BY_NAME[next(families, "own")]
+
+
+SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
+"""Markers that are easy to tell apart, filled and then hollow, for the methods of one family."""
+
+
+def point_styles(methods: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the options with which matplotlib draws the points of each method.
+
+    The colour is that of the family; the first method of a family has its marker, and each later one another.
+
+    Example:
+        >>> [style["marker"] for style in point_styles(["ewc", "mas", "plain", "si"])]
+        ['o', 's', 's', '^']
+    """
+    counts: Counter[str] = Counter()
+    styles = []
+    for family in map(family_of, methods):
+        shapes = (family.marker, *(shape for shape in SHAPES if shape != family.marker))
+        row, column = divmod(counts[family.name], len(shapes))
+        counts[family.name] += 1
+        inside = {"mfc": "none", "mew": 1.0} if row else {"mew": 0.0}
+        styles.append({"marker": shapes[column], "color": family.colour, **inside})
+    return styles

@@ -16,7 +16,7 @@ THEMED = {INK: "var(--ink)", FAINT: "var(--faint)", RULE: "var(--rule)", PAPER: 
 """The CSS variables that replace these colours in a figure of the page; nothing else may have these colours."""
 
 LINES = ("#0a7bbd", "#d55e00", "#009e73", "#b65f93", "#d98c00", "#45a5e0", "#7d8590")
-"""Colours of the lines in one panel; each line is also labelled at its end."""
+"""Colours of the lines in one panel."""
 
 WIDTH = 10.0
 """The width of a figure on a desktop, in inches, so that all have the same scale on the page."""
@@ -29,22 +29,26 @@ class FigureLayout:
     Attributes:
         width: in inches, so that text has a readable size if the figure is as wide as the screen.
         panels: the largest number of small panels in a row.
-        legend: the number of columns of a legend.
+        legend: the number of columns of a legend of tasks or families.
+        methods: the number of columns of a legend of methods.
+        letters: the longest name of a method in a legend.
     """
 
     width: float
     panels: int
     legend: int
+    methods: int
+    letters: int
 
-    def legend_height(self, marks: int) -> float:
+    def legend_height(self, marks: int, columns: int | None = None) -> float:
         """Return the height of a legend in inches."""
-        return LEGEND_ROW + NEXT_LEGEND_ROW * (-(-marks // self.legend) - 1)
+        return LEGEND_ROW + NEXT_LEGEND_ROW * (-(-marks // (columns or self.legend)) - 1)
 
 
 LEGEND_ROW, NEXT_LEGEND_ROW = 0.18, 0.14
 """The height of the first row of a legend and of each further one, in inches."""
 
-WIDE, NARROW = FigureLayout(WIDTH, 6, 8), FigureLayout(3.4, 2, 3)
+WIDE, NARROW = FigureLayout(WIDTH, 6, 8, 5, 30), FigureLayout(3.4, 2, 3, 2, 22)
 """The layouts for a desktop and for a phone; the page shows the one that fits."""
 
 _TASKS = LinearSegmentedColormap.from_list("tasks", ["#2f6fb5", "#2a9d8f", "#c29a1f", "#cf5a36"])
@@ -96,9 +100,11 @@ def task_colours(tasks: int) -> Sequence[str]:
     return [to_hex(_TASKS(task / max(tasks - 1, 1))) for task in range(tasks)]
 
 
-def add_legend(figure: Figure, marks: Sequence[tuple[Line2D, str]], layout: FigureLayout = WIDE) -> None:
+def add_legend(
+    figure: Figure, marks: Sequence[tuple[Line2D, str]], layout: FigureLayout = WIDE, columns: int | None = None
+) -> None:
     """Add a legend above the panels, in rows from left to right."""
-    columns = min(len(marks), layout.legend)
+    columns = min(len(marks), columns or layout.legend)
     spacing = {} if layout is WIDE else {"columnspacing": 1.0, "handletextpad": 0.4, "handlelength": 1.4}
     left = 0.45 if layout is WIDE else 0.0
     # matplotlib fills a legend by columns.

@@ -4,12 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 from matplotlib.axes import Axes
 
 from mooring_lab.model.metrics import Interval
-from mooring_lab.report.figures.labels import spread_labels
 from mooring_lab.report.style import INK, LINES
 
 
@@ -18,7 +16,7 @@ class LayerLine:
     """A measure by layer.
 
     Attributes:
-        name: the label at its end.
+        name: the name in the legend.
         layers: the interval of each layer, by name.
         colour: an index of the palette.
         style: the line style of matplotlib.
@@ -38,7 +36,7 @@ def value_range(lines: Iterable[Mapping[str, Interval]]) -> tuple[float, float]:
 
 
 def draw_layer_lines(panel: Axes, lines: Sequence[LayerLine], limits: tuple[float, float]) -> None:
-    """Draw lines over layers with their intervals and a label at the end of each, between limits of the y axis."""
+    """Draw lines over layers with their intervals, and a legend beside them, between limits of the y axis."""
     layers = list(dict.fromkeys(layer for line in lines for layer in line.layers))
     low, high = limits
     panel.set_ylim(low, high)
@@ -47,23 +45,17 @@ def draw_layer_lines(panel: Axes, lines: Sequence[LayerLine], limits: tuple[floa
     panel.set_xlabel(f"layer of {prefix.rstrip('.')}" if prefix else "layer")
     panel.set_xlim(-0.1, len(layers) - 0.9)
     panel.grid(axis="y")
-    ends = []
     for index, line in enumerate(lines):
         colour = LINES[line.colour % len(LINES)]
         x = [layers.index(layer) for layer in line.layers]
         y = [value.mean for value in line.layers.values()]
-        panel.plot(x, y, line.style, marker="o", ms=2.5, color=colour)
+        panel.plot(x, y, line.style, marker="o", ms=2.5, color=colour, label=line.name)
         for position, value in zip(x, line.layers.values(), strict=True):
             if not math.isnan(value.low):
                 # Offset, so that the intervals of several lines at the same layer do not overlap.
                 bar_x = position + 0.006 * len(layers) * (index - (len(lines) - 1) / 2)
                 panel.vlines(bar_x, value.low, value.high, color=colour, lw=0.8, alpha=0.5)
-        ends.append((y[-1], colour))
-    heights = spread_labels([(end - low) / (high - low) for end, _ in ends], 0.075, 1.0)
-    for line, (_, colour), height in zip(lines, ends, heights, strict=True):
-        style: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center_baseline", "size": 7}
-        panel.annotate("●", (1.0, height), (6, 0), color=colour, **style)
-        panel.annotate(line.name, (1.0, height), (15, 0), color=INK, **style)
+    panel.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7, labelspacing=0.3, borderaxespad=0)
 
 
 def _common_prefix(layers: Sequence[str]) -> str:

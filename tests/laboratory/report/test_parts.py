@@ -1,6 +1,5 @@
 """Families, labels that stand apart, and what is said in words."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +7,8 @@ import pytest
 
 from laboratory.report import synthetic
 from mooring_lab.methods import METHODS
-from mooring_lab.report.families import FAMILIES, family_of
+from mooring_lab.report.families import FAMILIES, family_of, point_styles
 from mooring_lab.report.figures import layer_figures, matrices
-from mooring_lab.report.figures.labels import place_labels, spread_labels
 from mooring_lab.report.narrative import compared, outcome
 from mooring_lab.report.picture import render_drawing
 from mooring_lab.report.section import mean_over_seeds, sections
@@ -24,31 +22,9 @@ def test_every_method_has_a_family_with_its_own_colour_and_marker():
     assert {name for name in METHODS if family_of(name).name == "own"} == set()
     assert family_of("balanced").name == family_of("explicit-").name == family_of("my-own").name == "own"
     assert family_of("explicit-mine:EWC").name == "own"
+    styles = [tuple(sorted(style.items())) for style in point_styles(synthetic.EVERY_METHOD)]
+    assert len(set(styles)) == len(styles)
     assert len({family.colour for family in FAMILIES}) == len({family.marker for family in FAMILIES}) == len(FAMILIES)
-
-
-@pytest.mark.parametrize("crowd", [1, 5, 30])
-def test_labels_at_the_ends_of_lines_never_touch(crowd):
-    chance = np.random.default_rng(0)
-    wanted = (chance.random(crowd) * 0.5).tolist()
-    heights = spread_labels(wanted, 0.125, 4.0)
-    assert min(heights) >= -1e-9
-    assert max(heights) <= 4.0 + 1e-9
-    assert all(abs(one - other) >= 0.125 - 1e-9 for one, other in itertools.combinations(heights, 2))
-    assert np.argsort(heights).tolist() == np.argsort(wanted).tolist()
-
-
-def test_labels_of_a_crowd_do_not_cover_each_other():
-    chance = np.random.default_rng(1)
-    points = np.column_stack([np.linspace(150, 450, 35), np.linspace(300, 150, 35)]) + chance.normal(0, 4, (35, 2))
-    widths = chance.uniform(20, 80, 35)
-    middles = place_labels(points, widths, 9.0, (640.0, 420.0))
-    assert np.isfinite(middles).all()
-    gaps = abs(middles[:, None] - points[None]) - np.column_stack([widths / 2, np.full(35, 4.5)])[:, None]
-    assert (gaps >= 3.5 - 1e-9).any(2).all()  # and no marker
-    for one, other in itertools.combinations(range(35), 2):
-        across, upward = abs(middles[one] - middles[other])
-        assert across >= (widths[one] + widths[other]) / 2 - 1e-9 or upward >= 9.0 - 1e-9
 
 
 def test_setting_that_lost_seeds_is_not_ranked():
@@ -63,12 +39,6 @@ def final(method, accuracies):
     """Return a run for each seed that ends with this accuracy on every task."""
     runs = [synthetic.run(method, seed, tasks=2) for seed in range(len(accuracies))]
     return [replace(run, matrix=[run.matrix[0], [a, a]]) for run, a in zip(runs, accuracies, strict=True)]
-
-
-def test_labels_without_room_are_left_out_and_the_first_are_placed():
-    middles = place_labels(np.full((4, 2), 20.0), [30.0] * 4, 9.0, (40.0, 40.0))
-    assert np.isfinite(middles[0]).all()
-    assert np.isnan(middles[-1]).all()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A crowded page on a desktop and on a phone: labels stand apart, text is legible, and plain fine-tuning is in view."""
+"""A crowded page on a desktop and on a phone: the legend stands apart, text is legible, and plain is in view."""
 
 import base64
 import itertools
@@ -53,7 +53,7 @@ def page(tmp_path_factory):
 
 
 @SCREENS
-def test_labels_of_the_trade_off_do_not_touch_and_name_the_best_and_plain(page, width):
+def test_legend_of_the_trade_off_does_not_touch_itself_and_names_the_best_and_plain(page, width):
     figures = {
         figure["figure"].rpartition("-")[2]: figure["texts"] for figure in look(page, TEXTS, width=width).findings
     }

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from mooring_lab.report.figures.panel_grid import Margins, PanelGrid, add_panels
-from mooring_lab.report.figures.point_labels import label_points
 from mooring_lab.report.section import Array
-from mooring_lab.report.style import FAINT, LEGEND_ROW, WIDE, FigureLayout
+from mooring_lab.report.style import FAINT, LEGEND_ROW, WIDE, FigureLayout, add_legend
 
 MARGINS = Margins(left=0.55, right=0.1, top=0.35 - LEGEND_ROW, bottom=0.45, across=0.62, between=0.62)
 
@@ -20,50 +20,39 @@ FEW_POINTS, CROWDED_SHARE = 10, 0.25
 
 def scatter(
     points: Array,
-    names: Sequence[str],
     box: Array,
     draw: Callable[[Axes, Array], None],
     layout: FigureLayout,
     height: float,
-    marks: int,
+    marks: Sequence[tuple[Line2D, str]],
 ) -> tuple[Figure, str]:
-    """Return a figure of labelled points, and a text for its caption.
+    """Return a figure of points with a legend of methods, and a text for its caption.
 
     Args:
         points: positions of shape (points, 2), the best first.
-        names: their labels.
         box: the limits of the axes, ((left, right), (low, high)).
-        draw: a function that draws everything but the labels into a panel with these limits.
+        draw: a function that draws into a panel with these limits.
         layout: the shape of the figure.
         height: the height of a panel with its margins, in inches.
-        marks: the number of entries of its legend.
+        marks: the entries of its legend.
     """
     boxes = [box]
     if len(points) and _crowded(closer := limits(points[: -(-len(points) // 2)]), box, len(points)):
         boxes.append(closer)
-    grid = _panels(len(boxes), height, layout, marks)
-    size = grid.size[0] * 72, grid.size[1] * 72
-    without = 0
-    for panel, here, inner in zip(grid.axes, boxes, [*boxes[1:], None], strict=True):
+    grid = _panels(len(boxes), height, layout, len(marks))
+    for panel, here in zip(grid.axes, boxes, strict=True):
         panel.set(xlim=here[0], ylim=here[1])
         draw(panel, here)
         panel.set_xticks([tick for tick in panel.get_xticks() if max(here[0][0], 0) <= tick <= min(here[0][1], 100)])
         panel.set_yticks([tick for tick in panel.get_yticks() if max(here[1][0], 0) <= tick <= min(here[1][1], 100)])
         panel.set(xlim=here[0], ylim=here[1])
-        if inner is not None:
-            corner, side = inner[:, 0], inner[:, 1] - inner[:, 0]
-            panel.add_patch(Rectangle(tuple(corner), side[0], side[1], fill=False, ec=FAINT, lw=0.7, zorder=4))
-        # A point in the frame has its label in the other panel.
-        elsewhere = [inner is not None and _inside(point, inner) for point in points]
-        labels = [None if other else name for name, other in zip(names, elsewhere, strict=True)]
-        without += label_points(panel, points, labels, size)
-    caption = ""
-    if len(boxes) > 1:
-        grid.axes[1].set_title("the frame on a larger scale", loc="left", size=7.5, color=FAINT)
-        caption = " The second panel shows the frame of the first on a larger scale."
-    return grid.figure, caption + (
-        f" {without} points have no room for a label: the table has them." if without else ""
-    )
+    add_legend(grid.figure, marks, layout, layout.methods)
+    if len(boxes) == 1:
+        return grid.figure, ""
+    corner, side = boxes[1][:, 0], np.diff(boxes[1])[:, 0]
+    grid.axes[0].add_patch(Rectangle(tuple(corner), side[0], side[1], fill=False, ec=FAINT, lw=0.7, zorder=4))
+    grid.axes[1].set_title("the frame on a larger scale", loc="left", size=7.5, color=FAINT)
+    return grid.figure, " The second panel shows the frame of the first on a larger scale."
 
 
 def limits(points: Array) -> Array:
@@ -80,16 +69,12 @@ def limits(points: Array) -> Array:
 
 def _panels(count: int, height: float, layout: FigureLayout, marks: int) -> PanelGrid:
     """Return a figure with its panels, beside each other or stacked on a phone."""
-    legend = layout.legend_height(marks) + (LEGEND_ROW if count > 1 else 0.0)
+    legend = layout.legend_height(marks, layout.methods) + (LEGEND_ROW if count > 1 else 0.0)
     inner = height - MARGINS.top - MARGINS.bottom
     grid = add_panels(count, count if layout is WIDE else 1, lambda width: inner, layout, MARGINS, legend)
     for panel in grid.axes:
         panel.grid()
     return grid
-
-
-def _inside(point: Array, box: Array) -> bool:
-    return bool(((box[:, 0] <= point) & (point <= box[:, 1])).all())
 
 
 def _crowded(closer: Array, box: Array, points: int) -> bool:

@@ -4,51 +4,45 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from mooring_lab.report.families import FAMILIES, family_of
+from mooring_lab.report.families import FAMILIES, family_of, point_styles
 from mooring_lab.report.figures.closer_look import scatter
-from mooring_lab.report.figures.tradeoff import family_marks
+from mooring_lab.report.numbers import shortened
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array
-from mooring_lab.report.style import FAINT, INK, WIDE, add_legend
+from mooring_lab.report.style import FAINT, INK, WIDE
 from mooring_lab.study.frontier import Frontier, Sweep
 
 
 def draw(frontier: Frontier) -> Drawing:
-    """Draw a path for each method over its strengths, labelled at its chosen setting, and the frontier."""
+    """Draw a path for each method over its strengths, large at its chosen setting, and the frontier."""
     shown = [sweep for sweep in frontier.sweeps if sweep.best is not None and "forgetting" in sweep.best.metrics]
-    present = {family_of(sweep.method).name for sweep in shown}
-    marks = family_marks(family for family in FAMILIES if family.name in present)
-    marks.append((Line2D([], [], color=INK, lw=1.6), "frontier without stored samples"))
     points = np.array([_best(sweep) for sweep in shown], dtype=np.float64).reshape(len(shown), 2)
-    names = [sweep.best.label for sweep in shown if sweep.best is not None]
+    by_family = sorted(shown, key=lambda sweep: FAMILIES.index(family_of(sweep.method)))
+    styles = point_styles(sweep.method for sweep in by_family)
+    names = [shortened(sweep.best.label, WIDE.letters) for sweep in by_family if sweep.best is not None]
+    marks = [(Line2D([], [], ls="", ms=6, **style), name) for style, name in zip(styles, names, strict=True)]
+    marks.append((Line2D([], [], color=INK, lw=1.6), "frontier without stored samples"))
 
     def draw_paths(panel: Axes, box: Array) -> None:
-        _draw_paths(panel, shown)
+        for sweep, style in zip(by_family, styles, strict=True):
+            panel.plot(*_path(sweep).T, lw=0.9, ms=3, alpha=0.5, zorder=2, **style)
+            panel.plot(*_best(sweep), ms=6, zorder=4, **style)
         if edge := [point for point, _ in frontier.envelope]:
             panel.plot(*np.array(edge).T, "-", color=INK, lw=1.6, alpha=0.8, zorder=3)
         _same_accuracy(panel, box)
+        panel.set_xlabel("retained: 100 minus forgetting (T), % (more is better)")
+        panel.set_ylabel("learned: accuracy right after each task, % (more is better)")
 
-    figure, note = scatter(points, names, _limits(shown), draw_paths, WIDE, 6.0, len(marks))
-    add_legend(figure, marks)
+    figure, note = scatter(points, _limits(shown), draw_paths, WIDE, 6.0, marks)
     return Drawing(
         "frontier",
         "Learned against retained",
         "Up and to the right is better; along a dotted line the final accuracy is about the same. Each path is a "
-        "method over its strengths, labelled at the one that was chosen on held-out training images with other seeds; "
+        "method over its strengths, large at the one that was chosen on held-out training images with other seeds; "
         f"settings that failed with some seed are left out, and so is joint training, which retains nothing.{note}",
         f"Paths of {len(shown)} methods: accuracy right after each task over the share that was retained.",
         figure,
     )
-
-
-def _draw_paths(panel: Axes, shown: list[Sweep]) -> None:
-    for sweep in shown:
-        family, path = family_of(sweep.method), _path(sweep)
-        panel.plot(*path.T, "-", color=family.colour, lw=0.9, alpha=0.5, zorder=2)
-        panel.plot(*path.T, family.marker, color=family.colour, ms=3, mew=0, alpha=0.6, zorder=2)
-        panel.plot(*_best(sweep), family.marker, color=family.colour, ms=6, mew=0, zorder=4)
-    panel.set_xlabel("retained: 100 minus forgetting (T), % (more is better)")
-    panel.set_ylabel("learned: accuracy right after each task, % (more is better)")
 
 
 def _path(sweep: Sweep) -> Array:

@@ -3,22 +3,19 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from mooring_lab.report.figures.labels import spread_labels
 from mooring_lab.report.figures.logarithm import logarithm, ticks
 from mooring_lab.report.numbers import printable, shortened
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Entry, Section, mean_over_seeds
-from mooring_lab.report.style import INK, NARROW, WIDE, FigureLayout
+from mooring_lab.report.style import NARROW, WIDE, FigureLayout
 
 LEFT, TOP, GAP, LINE = 0.68, 0.4, 0.34, 0.125
-"""In inches: left and top margin, gap between rows, height of a label."""
+"""In inches: left and top margin, gap between rows, height of a line of the legend."""
 
-LETTERS, LETTER = {WIDE: 26, NARROW: 20}, 0.0555
-"""The longest label at the end of a line, and the width of a letter in inches."""
+LETTERS, LETTER, KEY = {WIDE: 26, NARROW: 20}, 0.0555, 0.25
+"""The longest name in the legend beside a panel, and the widths of a letter and of a line before it, in inches."""
 
 STYLES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -97,7 +94,7 @@ def _draw(
     ylabel: str,
     log: bool = False,
 ) -> Figure:
-    """Draw a panel for each family, with every line labelled at its end."""
+    """Draw a panel for each family, with its legend beside it."""
     families = [family for family in section.families if any(entry.family == family for entry in lines)]
     groups = [[entry for entry in lines if entry.family == family] for family in families]
     strong = [entry for entry in lines if entry.row.setting.strength is not None]
@@ -107,7 +104,7 @@ def _draw(
     columns = 2 if layout is WIDE else 1
     rows = -(-len(families) // columns)
     height = max(1.5, LINE * max(map(len, groups)))
-    width = layout.width / columns - LEFT - LETTER * LETTERS[layout]
+    width = layout.width / columns - LEFT - KEY - LETTER * LETTERS[layout]
     total = TOP + rows * height + (rows - 1) * (GAP + 0.1) + bottom
     figure = Figure(figsize=(layout.width, total))
     finite = np.concatenate([values[np.isfinite(values)] for values in lines.values()])
@@ -122,34 +119,19 @@ def _draw(
         if column == 0:
             panel.set_ylabel(ylabel)
         if log:
-            panel.set_yticks(list(marks := ticks(low, high)), list(marks.values()))
+            panel.set_yticks(list(levels := ticks(low, high)), list(levels.values()))
         panel.grid(axis="y")
         if number >= len(families) - columns:
             panel.set_xticks(range(len(names)), names, rotation=90)
         places = [kinds.get(_kind(entry), place) for place, entry in enumerate(group)]
-        texts = [shortened(section.name(entry), LETTERS[layout]) for entry in group]
-        named = [(text, lines[e], place) for text, e, place in zip(texts, group, places, strict=True)]
-        _lines(panel, named, height, family.colour)
+        for entry, place in zip(group, places, strict=True):
+            x = np.flatnonzero(np.isfinite(lines[entry]))
+            style, marker = STYLES[place % len(STYLES)], MARKERS[place % len(MARKERS)]
+            name = shortened(section.name(entry), LETTERS[layout])
+            panel.plot(x, lines[entry][x], style, marker=marker, ms=2.8, mew=0, color=family.colour, label=name)
+        spacing = {"labelspacing": 0.3, "borderpad": 0, "handlelength": 1.6, "handletextpad": 0.4}
+        panel.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=6.5, **spacing)
     return figure
-
-
-def _lines(panel: Axes, named: Sequence[tuple[str, Array, int]], height: float, colour: str) -> None:
-    """Draw the lines of one family, and a label at the end of each, joined by a thin line if it had to move."""
-    low, high = panel.get_ylim()
-    right = panel.get_xlim()[1]
-    ends = []
-    for _, y, kind in named:
-        x = np.flatnonzero(np.isfinite(y))
-        style, marker = STYLES[kind % len(STYLES)], MARKERS[kind % len(MARKERS)]
-        panel.plot(x, y[x], style, marker=marker, ms=2.8, mew=0, color=colour, lw=1.1)
-        ends.append((float(x[-1]), float(y[x[-1]])))
-    heights = spread_labels([(level - low) / (high - low) * height for _, level in ends], LINE, height)
-    lead = 0.05 * (right + 0.3)
-    for (name, _, _), (end, level), up in zip(named, ends, heights, strict=True):
-        label_y = low + up / height * (high - low)
-        path = ([end, right, right + lead], [level, level, label_y])
-        panel.add_line(Line2D(*path, color=colour, lw=0.6, alpha=0.7, clip_on=False))
-        panel.text(right + 1.2 * lead, label_y, name, size=6.5, va="center_baseline", color=INK)
 
 
 def _kind(entry: Entry) -> str:
