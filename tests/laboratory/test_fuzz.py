@@ -24,7 +24,6 @@ from mooring_lab.fleet.fleet import Fleet
 from mooring_lab.networks.initialization import read_weights
 from mooring_lab.streams.options import StreamOptions, open_stream
 from mooring_lab.study.comparison import comparison
-from mooring_lab.study.salvage import salvage
 from mooring_lab.study.store import Store
 from mooring_lab.study.study import Study
 from mooring_lab.study.study_file import read_study_file
@@ -128,7 +127,7 @@ def test_study_file_of_any_bytes_is_refused_in_one_line_or_read(tmp_path, data):
 # The command line
 
 WORDS = st.one_of(
-    st.sampled_from(["compare", "tune", "run", "show", "report", "methods", "salvage", "data", "list", "--json"]),
+    st.sampled_from(["compare", "tune", "run", "show", "report", "methods", "data", "list", "--json"]),
     st.sampled_from(["--stream", "--methods", "--seeds", "--lr", "--strength", "--epochs", "--batch", "--limit"]),
     st.sampled_from(["--size", "--per-task", "--tasks", "--skip", "--fleet", "--device", "--engine", "--address"]),
     st.sampled_from(
@@ -249,7 +248,6 @@ def test_injured_study_is_refused_in_one_line_or_read(tmp_path, data):
     Store(path).add([make_result(seed) for seed in range(3)])
     path.write_bytes(data.draw(injured(path.read_bytes())))
     one_line(lambda: list(Store(path).results()))
-    one_line(salvage, path)
 
 
 NAMES = st.one_of(st.text(max_size=6), st.sampled_from(["version", "0.weight/anchor", "importance", "pull", "tasks"]))

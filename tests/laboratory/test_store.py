@@ -213,6 +213,15 @@ def test_run_of_a_newer_version_is_refused_in_one_line(path):
         list(Store(path).results())
 
 
+def test_bit_that_flipped_is_noticed_and_its_run_is_named(path):
+    Store(path).add([make_result(seed) for seed in range(4)])
+    key = make_result(3).spec.key
+    changed(path, "UPDATE runs SET result = replace(result, '0.0', '9.0') WHERE key = ?", key)  # JSON still
+    with pytest.raises(MooringError) as caught:
+        list(Store(path).results())
+    assert str(caught.value).startswith(f"the study {path} is damaged in run {key}: ")
+
+
 @pytest.mark.parametrize("text", ['{"spec": ', "[]", "{}", "null", ""])
 def test_damaged_row_is_reported_in_one_line(path, text):
     Store(path).add([make_result()])

@@ -31,10 +31,6 @@ COMMANDS = {
         "show_command",
         "Write the results of a study as one self-contained HTML page with figures.",
     ),
-    "salvage": (
-        "show_command",
-        "Recover the readable runs of a damaged study; the damaged file is set aside.",
-    ),
     "methods": (
         "methods_command",
         "List the methods in groups, with a short description and their default strengths.",

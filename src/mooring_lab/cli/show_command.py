@@ -1,4 +1,4 @@
-"""`mooring show`, `report` and `salvage`: a study as tables, as a page, and recovered after damage."""
+"""`mooring show` and `mooring report`: a study as tables, and as a page."""
 
 from __future__ import annotations
 
@@ -88,28 +88,6 @@ def report(
     commands = "\n".join(dict.fromkeys(store.commands()))
     page = write_report(results, folder, title=title, command=commands, baseline=baseline)
     typer.echo(as_json({"page": str(page), "runs": len(results)}) if json else f"page: {page}")
-
-
-def salvage(
-    study: Annotated[Path, typer.Argument(help="The damaged study.", metavar="FILE")], json: AsJson = False
-) -> None:
-    """Run `mooring salvage`."""
-    from mooring_lab.cli.terminal_tables import as_json
-    from mooring_lab.model.plurals import pluralize
-    from mooring_lab.study import salvage as recovery
-
-    outcome = recovery.salvage(study)
-    if json:
-        aside = None if outcome.aside is None else str(outcome.aside)
-        typer.echo(as_json({"study": str(study), "kept": outcome.kept, "lost": outcome.lost, "aside": aside}))
-    elif outcome.aside is None:
-        typer.echo(f"{study}: not damaged, {pluralize(outcome.kept, 'run')}")
-    else:
-        lost = f"lost {', '.join(outcome.lost)}; " if outcome.lost else ""
-        typer.echo(
-            f"{study}: kept {pluralize(outcome.kept, 'run')}; {lost}the damaged file is now {outcome.aside}; "
-            "repeat the command that made the study to train the lost runs again"
-        )
 
 
 def _study_path(file: Path | None, study: Path | None) -> Path:

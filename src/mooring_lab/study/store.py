@@ -21,6 +21,9 @@ from mooring_lab.model.spec import RunSpec
 VERSION = 2
 """The version of the file's layout. Files of any other version are refused."""
 
+REPLACE = "give another file or restore it from a copy"
+"""What to do about a damaged file."""
+
 POLL_SECONDS = 0.2
 """How often a process that waits for the lock tries again."""
 
@@ -174,14 +177,15 @@ class Store:
                     yield from connection.execute(query)
 
     def _parse(self, key: str, text: str, digest: str) -> Result:
+        """Return the result in a row; its checksum is compared, because SQLite does not notice a flipped bit."""
         try:
-            return parse_result(text, digest)
+            if digest == _digest(text):
+                return Result.from_json(json.loads(text))
         except MooringError:
-            raise
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise MooringError(
-                f"the study {self.path} is damaged in run {key}: `mooring salvage {self.path}` keeps the rest"
-            ) from error
+            raise  # it was written by a newer version
+        except (ValueError, TypeError, KeyError, AttributeError):
+            pass  # it is not what was written, as if the checksum differed
+        raise MooringError(f"the study {self.path} is damaged in run {key}: {REPLACE}")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -227,23 +231,6 @@ class Store:
         return True
 
 
-def parse_result(text: str, digest: str) -> Result:
-    """Return the result in a row.
-
-    Raises:
-        ValueError: the text is not what was written.
-
-    Example:
-        >>> parse_result("{}", "0")
-        Traceback (most recent call last):
-        ...
-        ValueError: the digest differs
-    """
-    if digest != _digest(text):
-        raise ValueError("the digest differs")
-    return Result.from_json(json.loads(text))
-
-
 def _row(result: Result) -> tuple[object, ...]:
     spec, metrics = result.spec, result.metrics
     values = (metrics[name] for name in ("accuracy", "forgetting", "learned"))
@@ -254,7 +241,7 @@ def _row(result: Result) -> tuple[object, ...]:
 
 
 def _digest(text: str) -> str:
-    """Return a checksum: SQLite does not notice a flipped bit on the disk."""
+    """Return a checksum of a row's text."""
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
 
 
@@ -266,7 +253,7 @@ def _explain(error: Exception) -> str:
     if "readonly" in message or "unable to open" in message:
         return "cannot be written: choose another place with --study"
     if "not a database" in message or "malformed" in message:
-        return "is not a SQLite file, or damaged: give another file, or try `mooring salvage` on it"
+        return f"is not a SQLite file, or damaged: {REPLACE}"
     if "locked" in message:
         return "is locked by another program: close it and try again"
     return f"cannot be used: {message}"

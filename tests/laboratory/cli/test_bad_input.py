@@ -362,12 +362,6 @@ def test_a_file_that_is_no_study_is_refused_and_left_as_it_is(wrong, tmp_path, w
     del connection
 
 
-@pytest.mark.parametrize("what", [b"hello", b"no database" * 200])
-def test_salvaging_a_file_that_is_no_study_leaves_no_other_file(wrong, tmp_path, what):
-    (tmp_path / "text.txt").write_bytes(what)
-    assert "nothing in text.txt can be read" in wrong("salvage", "text.txt")
-
-
 @pytest.mark.parametrize("asked", ["show", "report"])
 def test_empty_study_is_refused_in_one_line(wrong, tmp_path, asked):
     Store(tmp_path / "mine.sqlite").log("mooring compare")
