@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mooring_lab.fleet.fleet import Fleet
-from mooring_lab.fleet.gradient_projection import GradientProjection
+from mooring_lab.methods.projections.gradient_projection import GradientProjection
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.streams import Stream, digits, permuted, rotated
 
@@ -39,8 +39,8 @@ class Counts:
         """Count; after the last task, nothing is projected any more."""
         if fleet.position.task == len(fleet.stream.tasks):
             return
-        assert isinstance(fleet.projection, GradientProjection)
-        for name, state in fleet.projection.states.items():
+        assert isinstance(fleet.learner, GradientProjection)
+        for name, state in fleet.learner.states.items():
             traces = state["projection"].diagonal(dim1=-2, dim2=-1).sum((-2, -1))
             layer = self.layers.setdefault(name, {"inputs": state["projection"].shape[-1], "free": []})
             layer["free"].append([round(trace) for trace in traces.tolist()])

@@ -13,9 +13,10 @@ from torch import Tensor
 
 import mooring
 from mooring.rules.pull import per_run
-from mooring_lab.methods.method import Method
-from mooring_lab.methods.owm import OWM
-from mooring_lab.methods.projection import State
+from mooring_lab.methods.projections import GradientProjectionOptions
+from mooring_lab.methods.projections.owm import OWM
+from mooring_lab.methods.projections.projection import State
+from mooring_lab.model.method import Method
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,20 @@ def layer_curvature(seed: int) -> mooring.Kronecker:
     return mooring.Kronecker(every=1)
 
 
-CUT = Method("cut-owm", "owm with a cut", strength=0.1, projection=CutOWM, dial=(0.01, 0.1, 1.0))
-SAMPLED = Method("sampled-owm", "owm with 300 samples", strength=0.01, projection=SampledOWM, dial=(0.001, 0.01, 0.1))
+CUT = Method(
+    "cut-owm",
+    "owm with a cut",
+    strength=0.1,
+    dial=(0.01, 0.1, 1.0),
+    plugin=GradientProjectionOptions(projection=CutOWM),
+)
+SAMPLED = Method(
+    "sampled-owm",
+    "owm with 300 samples",
+    strength=0.01,
+    dial=(0.001, 0.01, 0.1),
+    plugin=GradientProjectionOptions(projection=SampledOWM),
+)
 EVERY_STEP = Method(
     "budget-kronecker-every-step",
     "budget-kronecker whose factors are observed in every step",

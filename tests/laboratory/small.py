@@ -105,7 +105,7 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
         rules = {"importance": method.importance(spec.seed), "pull": pull, "merge": method.merge}
         moor = mooring.attach(model, optimizer, exclude=exclude, buffers=spec.buffers, **rules)
     labels = stream.train.labels.clone()
-    if stream.scenario == "class" and method.data == "joint":
+    if stream.scenario == "class" and method.all_tasks:
         for number, task in enumerate(stream.tasks):
             labels[task.train] += sum(len(earlier.classes) for earlier in stream.tasks[:number])
     heads = torch.zeros(len(stream.train), dtype=torch.int64)
@@ -116,22 +116,22 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
     seen = 0
     for number, task in enumerate(stream.tasks):
         if stream.scenario == "class":
-            count = stream.outputs if method.data == "joint" else seen + len(task.classes)
+            count = stream.outputs if method.all_tasks else seen + len(task.classes)
             for name, p in model.heads[0].named_parameters():
                 p.data = torch.cat([p.data[:seen], rows[name][seen:count]])
-            labels[task.train] += seen if method.data != "joint" else 0
+            labels[task.train] += seen if not method.all_tasks else 0
             seen = count
-        if number and stream.heads == "per task" and spec.heads == "inherit" and method.data != "joint":
+        if number and stream.heads == "per task" and spec.heads == "inherit" and not method.all_tasks:
             model.inherit(number, number - 1)
         if moor is not None and method.anchors == "start" and number == 0:
             moor.consolidate()
         optimizer.state.clear()
-        still = method.frozen == "always" or (method.frozen == "after first" and number > 0)
+        still = number >= getattr(method.plugin, "trained_tasks", number + 1)
         model.backbone.requires_grad_(not still)
         model.train(not still)
         scheduler = None
         for epoch in range(spec.epochs):
-            if method.data == "joint":
+            if method.all_tasks:
                 order = joint_order(spec.seed, number, epoch, [t.train for t in stream.tasks], spec.epochs)
             else:
                 order = task_order(spec.seed, number, epoch, task.train)
@@ -140,7 +140,7 @@ def trained_by_hand(spec: RunSpec, stream: Stream) -> torch.nn.Module:
             for batch in batches:
                 optimizer.zero_grad()
                 x = normalize_pixels(stream.train.images[batch], dtype)
-                head = heads[batch] if method.data == "joint" else stream.head(number)
+                head = heads[batch] if method.all_tasks else stream.head(number)
                 cross_entropy(model(x, head), labels[batch]).backward()
                 optimizer.step()
                 scheduler.step()

@@ -1,4 +1,4 @@
-"""A study written by an earlier commit loads, continues from its checkpoints, and ends with the same numbers.
+"""A study written by an earlier commit loads, and its runs end with the same numbers; older checkpoints are refused.
 
 `fixtures/study` was written with the versions that `VERSION` of the store and of the checkpoint name. Both studies ask
 for `COMPARISONS`: `finished.sqlite` has every result; `interrupted.sqlite` has those of "joint", and a checkpoint of
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from mooring.errors import MooringError
 from mooring_lab.engines.runner import SilentReporter
 from mooring_lab.model.results import Result
 from mooring_lab.streams.options import StreamOptions
-from mooring_lab.study.store import Store
+from mooring_lab.study.store import Store, checkpoint_folder
 from mooring_lab.study.study import Study
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "study"
@@ -89,15 +90,13 @@ def test_runs_of_a_finished_study_are_not_trained_again(study):
 
 
 @pytest.mark.parametrize("steps", COMPARISONS)
-def test_interrupted_study_continues_and_equals_an_uninterrupted_one(study, tmp_path, steps):
-    comparison = COMPARISONS[steps]
-    reporter = RecordingReporter()
-    interrupted = Study(study / "interrupted.sqlite", reporter=reporter)
-    rows = interrupted.compare(**COMMON, **comparison)
-    results = [result for row in rows for result in row.results]
-    assert reporter.notes == []
-    assert min(reporter.steps) > steps, "the runs started again"
+def test_checkpoints_of_another_version_are_refused_in_one_line_and_their_runs_can_start_again(study, steps):
+    comparison, interrupted = COMPARISONS[steps], study / "interrupted.sqlite"
+    with pytest.raises(MooringError, match="has version 2, this Mooring reads 3: continue it with") as refused:
+        Study(interrupted).compare(**COMMON, **comparison)
+    assert "\n" not in str(refused.value)
+    for path in checkpoint_folder(interrupted).iterdir():
+        path.unlink()
+    results = [result for row in Study(interrupted).compare(**COMMON, **comparison) for result in row.results]
     expected = [r for row in Study(study / "finished.sqlite").compare(**COMMON, **comparison) for r in row.results]
     check_close(results, expected)
-    new = [r for row in Study(tmp_path / "new.sqlite").compare(**COMMON, **comparison) for r in row.results]
-    check_close(results, new)

@@ -128,20 +128,20 @@ def by_hand(spec: RunSpec, stream: Stream) -> Hand:
     owner = {int(i): stream.head(number) for number, task in enumerate(stream.tasks) for i in task.train}
     hand, steps = Hand(model, untrained=accuracies(model, spec, stream, 0)), 0
     for number, task in enumerate(stream.tasks):
-        if number and stream.heads == "per task" and spec.heads == "inherit" and method.data != "joint":
+        if number and stream.heads == "per task" and spec.heads == "inherit" and not method.all_tasks:
             model.inherit(number, number - 1)
         optimizer.state.clear()
-        still = method.frozen == "always" or (method.frozen == "after first" and number > 0)
+        still = number >= getattr(method.plugin, "trained_tasks", number + 1)
         model.backbone.requires_grad_(not still)
         hand.losses.append([])
         for epoch in range(spec.epochs):
             order = task_order(spec.seed, number, epoch, task.train)
-            if method.data == "joint":
+            if method.all_tasks:
                 order = joint_order(spec.seed, number, epoch, [t.train for t in stream.tasks], spec.epochs)
             for batch in order.split(spec.batch):
                 model.train(not still)
                 optimizer.zero_grad()
-                heads = torch.tensor([owner[int(i)] for i in batch]) if method.data == "joint" else stream.head(number)
+                heads = torch.tensor([owner[int(i)] for i in batch]) if method.all_tasks else stream.head(number)
                 with torch.random.fork_rng():
                     torch.manual_seed(seeded_generator(spec.seed, "forward", steps + 1).initial_seed())  # for dropout
                     logits = model(normalize_pixels(stream.train.images[batch], dtype), heads)

@@ -7,15 +7,22 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, mse_loss
 
-from laboratory.small import class_stream, domain_stream, optimizer_by_hand, scheduler_by_hand, spec_for
+from laboratory.small import (
+    class_stream,
+    domain_stream,
+    growing_stream,
+    optimizer_by_hand,
+    scheduler_by_hand,
+    spec_for,
+)
 from laboratory.test_replay import ListMemory
 from mooring.errors import MooringError
-from mooring_lab.fleet.der import LABEL_WEIGHT, DarkExperience, SlotReservoir, der_loss
 from mooring_lab.fleet.fleet import Fleet
 from mooring_lab.fleet.grouping import strength_groups
-from mooring_lab.fleet.reservoir import Reservoir
+from mooring_lab.fleet.replay_memory import Reservoir
 from mooring_lab.methods import find_method
-from mooring_lab.methods.method import Method
+from mooring_lab.methods.der.dark_experience import LABEL_WEIGHT, SlotReservoir, der_loss
+from mooring_lab.model.method import Method, ReplayOptions
 from mooring_lab.model.order import seeded_generator, task_order
 from mooring_lab.networks.initialization import initial_network
 from mooring_lab.networks.inputs import normalize_pixels
@@ -199,8 +206,8 @@ def test_slots_say_where_each_sample_is_kept():
 def test_outputs_that_a_head_did_not_have_when_they_were_stored_do_not_count():
     random = torch.Generator().manual_seed(0)
     now, early, late = (torch.randn(1, 2, 5, generator=random, dtype=torch.float64) for _ in range(3))
-    specs = [spec_for("der++", STREAMS["classes"], strength=0.5, memory=4, batch=2)]
-    dark = DarkExperience(specs, 6, now.new_zeros(()))
+    stream = growing_stream()
+    dark = Fleet([spec_for("der++", stream, strength=0.5, memory=4, batch=2)], stream).learner
     dark.store(torch.tensor([[2, 0]]), early[..., :3])
     dark.store(torch.tensor([[1, 4]]), late)
     logits = now.clone().requires_grad_()
@@ -212,12 +219,12 @@ def test_outputs_that_a_head_did_not_have_when_they_were_stored_do_not_count():
 
 
 def test_lwf_keeps_no_data_and_der_does():
-    assert (find_method("lwf").data, find_method("lwf").memory) == ("task", None)
-    assert find_method("lwf").temperature == 2.0
-    assert (find_method("der++").data, find_method("der++").memory) == ("der++", 500)
+    assert find_method("lwf").memory is None
+    assert find_method("lwf").plugin.temperature == 2.0
+    assert find_method("der++").memory == 500
 
 
 def test_strength_without_outputs_to_hold_is_refused_in_one_line():
     with pytest.raises(MooringError, match="it would pull nothing") as refused:
-        Method("mine", "a method of my own", strength=1.0, data="er", memory=5)
+        Method("mine", "a method of my own", strength=1.0, plugin=ReplayOptions(), memory=5)
     assert "\n" not in str(refused.value)

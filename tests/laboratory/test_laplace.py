@@ -15,8 +15,8 @@ from laboratory.small import (
 from mooring.curvature.kronecker_factors import KroneckerFactors
 from mooring.rules import Penalty
 from mooring_lab.fleet.fleet import Fleet
-from mooring_lab.fleet.laplace import laplace_force
 from mooring_lab.methods import find_method
+from mooring_lab.methods.laplace.layer_penalty import LayerPenalty
 from mooring_lab.model.order import task_order
 from mooring_lab.networks.initialization import initial_network
 from mooring_lab.networks.inputs import normalize_pixels
@@ -131,7 +131,7 @@ def test_force_is_the_gradient_of_the_quadratic_form():
     d.requires_grad_()
     cost = sum(s / 2 * 6 * torch.trace(G @ D @ A @ D.T) for s, G, D, A in zip(strength, g, d, a, strict=True))
     (expected,) = torch.autograd.grad(cost, d)
-    force = laplace_force(Penalty(strength), factors_of(a, g, tasks=6), d.detach(), 0.1)
+    force = LayerPenalty(strength).layer_force(factors_of(a, g, tasks=6), d.detach(), 0.1)
     torch.testing.assert_close(force, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -140,7 +140,7 @@ def test_clamped_force_never_moves_a_displacement_beyond_its_anchor():
     a, g, d = (torch.randn(2, *shape, generator=random, dtype=torch.float64) for shape in ((5, 5), (4, 4), (4, 5)))
     factors = factors_of(a @ a.mT, g @ g.mT, tasks=2)
     lr = torch.tensor([0.1, 0.01]).double()
-    force = laplace_force(Penalty(torch.tensor([100.0, 1e6]).double(), clamp=True), factors, d, lr)
+    force = LayerPenalty(torch.tensor([100.0, 1e6]).double(), clamp=True).layer_force(factors, d, lr)
     left = factors.to_basis(d - lr[:, None, None] * force) / factors.to_basis(d)
     assert left.min() > -1e-9
     assert left.max() < 1

@@ -8,8 +8,9 @@ from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Ra
 from mooring.errors import MooringError
 from mooring.rules import Blend
 from mooring_lab.methods import METHODS, find_method, resolve_methods
+from mooring_lab.methods.budgets import ReferenceOptions
 from mooring_lab.methods.groups import GROUPS
-from mooring_lab.methods.method import Method
+from mooring_lab.model.method import Method
 from mooring_lab.study.comparison import comparison
 
 IMPORTANCES = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Uniform, "random": Random}
@@ -134,16 +135,17 @@ def test_controls_and_replay_have_no_importance():
     for name in (*CONTROLS, "er", "a-gem"):
         method = find_method(name)
         assert (method.importance, method.strength, method.observes_outputs) == (None, None, False)
-    assert [find_method(name).frozen for name in CONTROLS] == ["never", "always", "after first", "never"]
-    assert [find_method(name).data for name in (*CONTROLS, "er", "a-gem")] == ["task"] * 3 + ["joint", "er", "a-gem"]
+    assert find_method("plain").plugin is None
+    assert [find_method(name).plugin.trained_tasks for name in ("frozen", "frozen-after-first")] == [0, 1]
+    assert {name for name, method in METHODS.items() if method.all_tasks} == {"joint"}
     assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem", "der++", "tpgm", *REFERENCES}
     assert all(find_method(name).memory == 500 for name in ("er", "a-gem", "der++", "tpgm", *REFERENCES))
 
 
 def test_methods_with_a_reference_measure_or_distil_or_both():
-    assert {name for name, method in METHODS.items() if method.data == "reference"} == set(REFERENCES)
-    assert [find_method(name).measures for name in REFERENCES] == [False, True, True]
-    assert [find_method(name).distils for name in REFERENCES] == [True, False, True]
+    assert {name for name, method in METHODS.items() if isinstance(method.plugin, ReferenceOptions)} == set(REFERENCES)
+    assert [find_method(name).plugin.measures for name in REFERENCES] == [False, True, True]
+    assert [find_method(name).plugin.distils for name in REFERENCES] == [True, False, True]
     assert find_method("budget-measured").importance(0) == find_method("budget-kronecker").importance(0)
     assert find_method("distil").importance is None
 

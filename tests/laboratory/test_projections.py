@@ -12,7 +12,7 @@ from laboratory.test_reference_methods import StopAt, StopError
 from mooring.errors import MooringError
 from mooring_lab.fleet import checkpoint
 from mooring_lab.fleet.fleet import Fleet, Position
-from mooring_lab.fleet.reservoir import Reservoir
+from mooring_lab.fleet.replay_memory import Reservoir
 from mooring_lab.methods import find_method, projections
 from mooring_lab.model.order import task_order
 from mooring_lab.networks.initialization import initial_network
@@ -369,7 +369,7 @@ def test_strength_outside_its_range_is_refused_before_training(method, strength,
 
 @pytest.mark.parametrize("method", STRENGTHS)
 def test_one_strength_for_each_run_is_accepted(method):
-    made = find_method(method).projection(torch.tensor([0.1, 0.5]))
+    made = find_method(method).plugin.make(torch.tensor([0.1, 0.5]))
     assert any(isinstance(value, torch.Tensor) and value.shape == (2,) for value in vars(made).values())
 
 

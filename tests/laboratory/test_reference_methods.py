@@ -14,8 +14,9 @@ from mooring.hold.distillation import DIRECT, first_weight, next_weight
 from mooring.reference.split import split_batches
 from mooring_lab.fleet import checkpoint
 from mooring_lab.fleet.fleet import Fleet, Position
-from mooring_lab.methods import METHODS, find_method, with_reference
-from mooring_lab.methods.method import Method
+from mooring_lab.methods import METHODS, budgets, find_method
+from mooring_lab.methods.budgets import ReferenceOptions
+from mooring_lab.model.method import Method
 from mooring_lab.model.order import task_order
 from mooring_lab.networks.initialization import initial_network
 from mooring_lab.networks.inputs import normalize_pixels
@@ -114,7 +115,7 @@ class Loop:
     def end_task(self, number: int) -> None:
         kept = task_order(self.spec.seed, number, 0, self.stream.tasks[number].train)[: self.spec.memory // 2]
         batches = [self.inputs(batch, number) for batch in kept.split(self.spec.batch)]
-        gauge, others = split_batches(batches) if self.method.distils else (batches, [])
+        gauge, others = split_batches(batches) if self.method.plugin.distils else (batches, [])
         if number + 1 < len(self.stream.tasks):
             self.distillation.batches += others if self.moor else batches
         if self.moor is None:
@@ -126,7 +127,7 @@ class Loop:
             self.before.append(self.moor.measured().nats)
             self.scales.append(meter.solver.scale)
             self.measured.append(self.moor.finish().nats)
-        if self.method.distils:
+        if self.method.plugin.distils:
             meter.distillation = self.distillation
         self.moor.consolidate(data=gauge)
 
@@ -167,7 +168,7 @@ def test_measured_budget_in_a_fleet_equals_a_loop_with_attach(method, kind):
 
 
 def test_every_method_with_a_reference_is_compared_with_a_loop():
-    assert {method.name for method in with_reference.METHODS} == {"distil", "budget-measured", "budget-distil"}
+    assert {method.name for method in budgets.METHODS} == {"distil", "budget-measured", "budget-distil"}
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def test_budget_over_several_past_tasks_equals_a_loop_with_attach(over, own_meth
     name = own_method(
         lambda nats: mooring.Budget(nats, over=over, distil=False),
         importance=lambda seed: mooring.EWC(decay=None, per_sample=True),
-        data="reference",
+        plugin=ReferenceOptions(measures=True),
         memory=MEMORY,
     )
     spec = specs_for(name, STREAMS["domains"], (0.003,))[0]
@@ -212,7 +213,7 @@ class StopAt:
     on_task_end = on_step
 
 
-@pytest.mark.parametrize("method", [method.name for method in with_reference.METHODS])
+@pytest.mark.parametrize("method", [method.name for method in budgets.METHODS])
 @pytest.mark.parametrize("position", [Position(0, 1, 2), Position(1), Position(2, 1, 5)], ids=str)
 def test_interrupted_fleet_with_a_reference_equals_one_that_was_not(method, position, tmp_path):
     stream = STREAMS["classes"]
@@ -256,7 +257,9 @@ def test_memory_of_less_than_a_sample_for_each_task_is_refused_in_one_line():
 
 
 def test_pull_without_a_budget_is_refused_in_one_line(own_method):
-    name = own_method(mooring.Penalty, importance=lambda seed: mooring.EWC(), data="reference", memory=MEMORY)
+    name = own_method(
+        mooring.Penalty, importance=lambda seed: mooring.EWC(), plugin=ReferenceOptions(measures=True), memory=MEMORY
+    )
     with pytest.raises(MooringError, match="measures on a reference, and Penalty has no budget to keep") as refused:
         Fleet(specs_for(name, STREAMS["classes"], (1.0,)), STREAMS["classes"])
     assert "\n" not in str(refused.value)

@@ -13,8 +13,9 @@ from laboratory.small import class_stream, domain_stream, growing_stream, optimi
 from mooring_lab.engines.runner import steps_per_run
 from mooring_lab.fleet import checkpoint
 from mooring_lab.fleet.fleet import Fleet, Position
-from mooring_lab.fleet.reservoir import Reservoir, project_agem
-from mooring_lab.methods import baselines
+from mooring_lab.fleet.replay_memory import Reservoir
+from mooring_lab.methods import replay
+from mooring_lab.methods.replay.agem import project_agem
 from mooring_lab.model.order import seeded_generator, task_order
 from mooring_lab.networks.initialization import initial_network
 from mooring_lab.networks.inputs import normalize_pixels
@@ -310,7 +311,7 @@ def test_replay_fleet_equals_a_plain_loop(method, kind, memory):
     for row, spec in enumerate(order):
         loop = Loop(spec, stream).train()
         torch.testing.assert_close(fleet.stack.network_of(row).state_dict(), loop.model.state_dict(), **EXACT)
-        assert sorted(fleet.memory.kept[row, : len(fleet.memory)].tolist()) == sorted(loop.memory.kept)
+        assert sorted(fleet.learner.memory.kept[row, : len(fleet.learner.memory)].tolist()) == sorted(loop.memory.kept)
         if method == "a-gem":
             assert loop.projected > 0
             assert loop.unchanged > 0 or kind == "growing"  # the classes of a growing head compete in every step
@@ -327,7 +328,7 @@ def test_variant_equals_a_plain_loop(method, kind):
     for row, spec in enumerate(order):
         loop = Loop(spec, stream).train()
         torch.testing.assert_close(fleet.stack.network_of(row).state_dict(), loop.model.state_dict(), **EXACT)
-        assert sorted(fleet.memory.kept[row, : len(fleet.memory)].tolist()) == sorted(loop.memory.kept)
+        assert sorted(fleet.learner.memory.kept[row, : len(fleet.learner.memory)].tolist()) == sorted(loop.memory.kept)
         changed, base_loop = loop.model.state_dict(), Loop(replace(spec, method=base), stream).train()
         unchanged = base_loop.model.state_dict()
         assert any(not torch.allclose(changed[name], unchanged[name], **EXACT) for name in changed)
@@ -335,7 +336,7 @@ def test_variant_equals_a_plain_loop(method, kind):
 
 
 def test_every_variant_of_replay_is_compared_with_a_loop():
-    assert set(VARIANTS) == {method.name for method in (*baselines.REPLAY, *baselines.VARIANTS)}
+    assert set(VARIANTS) == {method.name for method in (*replay.METHODS, *replay.VARIANTS)}
 
 
 class InnerCheckpoint:
@@ -385,11 +386,11 @@ class MemoryHistory:
         self.after_tasks: list[tuple[int, torch.Tensor]] = []
 
     def on_step(self, fleet: Fleet) -> None:
-        self.offered[fleet.position] = fleet.ahead.offered
-        self.kept[fleet.position] = fleet.ahead.kept.clone()
+        self.offered[fleet.position] = fleet.learner.ahead.offered
+        self.kept[fleet.position] = fleet.learner.ahead.kept.clone()
 
     def on_task_end(self, fleet: Fleet) -> None:
-        self.after_tasks.append((fleet.memory.offered, fleet.memory.kept.clone()))
+        self.after_tasks.append((fleet.learner.memory.offered, fleet.learner.memory.kept.clone()))
 
 
 def test_er_stores_samples_in_the_first_epoch_only():

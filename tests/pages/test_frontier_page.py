@@ -94,7 +94,7 @@ FIFTY, SCRATCH = Measured(DOCS / "figures" / "frontier-fifty.json"), Printed("CI
 
 
 def keeps_data(method):
-    return find_method(method).data != "task"
+    return find_method(method).memory is not None or find_method(method).all_tasks
 
 
 def listed(parts):

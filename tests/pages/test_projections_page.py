@@ -288,7 +288,7 @@ def test_page_of_the_frontier_quotes_the_finer_choice():
 
 def test_variant_with_a_cut_frees_the_directions_of_small_inputs(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
-    variant = importlib.import_module("projection_variants").CUT.projection(0.1)
+    variant = importlib.import_module("projection_variants").CUT.plugin.make(0.1)
     basis, _ = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
     moment = basis @ torch.diag(torch.tensor([0.0, 0.5, 4.0], dtype=torch.float64)) @ basis.T  # of 10 samples
     torch.testing.assert_close(variant.update({}, moment, 10)["projection"], basis[:, :2] @ basis[:, :2].T)

@@ -6,7 +6,7 @@ import pytest
 
 from mooring import Interpolation
 from mooring_lab.methods import METHODS, find_method, resolve_methods
-from mooring_lab.methods.registry import VARIANTS
+from mooring_lab.model.known_methods import VARIANTS
 from mooring_paper.context.scale import EXPLICIT
 from mooring_paper.figures import roots
 from mooring_paper.targets import TARGETS

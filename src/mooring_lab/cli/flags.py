@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from mooring_lab.cli.pasted_tables import check_format
-from mooring_lab.methods import registry
+from mooring_lab.methods import METHODS
 from mooring_lab.study.defaults import SWEPT_METHODS
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ Baseline = Annotated[
     str | None, option("Compare the accuracy with that of this method; plain by default, none for no comparison.")
 ]
 Seeds = Annotated[str, option("Seeds of the runs: how many (5) or which (0,3,7 or 0-4).", metavar="SEEDS")]
-_complete_methods = _complete_list(lambda: registry.METHODS)
+_complete_methods = _complete_list(lambda: METHODS)
 Methods = Annotated[str, option(METHODS_HELP, autocompletion=_complete_methods, metavar="NAMES")]
 _SWEPT_HELP = f"{METHODS_HELP} By default {len(SWEPT_METHODS.split(','))} of them."
 SweptMethods = Annotated[

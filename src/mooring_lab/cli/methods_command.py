@@ -28,7 +28,7 @@ def methods(
         for m in METHODS.values():
             digits, elsewhere = strengths[m.name]
             strength = {"on_digits": digits, "elsewhere": elsewhere}
-            group = group_of(m.name)
+            group = group_of(m)
             entries.append({"name": m.name, "group": group, "line": m.line, "strength": strength, "memory": m.memory})
         typer.echo(as_json(entries))
         return

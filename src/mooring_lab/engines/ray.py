@@ -17,9 +17,9 @@ from mooring_lab.engines.signals import stop_on_signal
 from mooring_lab.engines.sizing import FleetSizer
 from mooring_lab.engines.worker import Job, Message, measure_fleet_size, module_search_path, run_job
 from mooring_lab.engines.worker_pool import WorkerPool
-from mooring_lab.methods.method import Method
 from mooring_lab.methods.registry import own_methods
 from mooring_lab.model.atomic_files import check_writable
+from mooring_lab.model.method import Method
 from mooring_lab.model.spec import RunSpec
 
 RESOURCES = {"cpu": ("num_cpus",), "cuda": ("num_cpus", "num_gpus")}

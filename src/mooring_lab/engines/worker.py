@@ -17,8 +17,8 @@ from mooring_lab.engines.device_memory import free_memory
 from mooring_lab.engines.runner import FleetProgress, FleetRunner, Reporter, RunContext
 from mooring_lab.engines.signals import InterruptedStudyError, StopRequest
 from mooring_lab.engines.sizing import FleetSizer
-from mooring_lab.methods.method import Method
 from mooring_lab.methods.registry import register
+from mooring_lab.model.method import Method
 from mooring_lab.model.precision import configure_cublas
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec

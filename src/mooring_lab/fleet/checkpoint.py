@@ -12,26 +12,21 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
-from torch import Tensor
 
-from mooring.curvature.kronecker_factors import FACTOR_SLOTS, KroneckerFactors
 from mooring.errors import MooringError
-from mooring.state.parameter_state import ParameterState
 from mooring_lab.fleet.fleet import Fleet, Position
-from mooring_lab.fleet.method_groups import rows_of
-from mooring_lab.fleet.method_state import MethodState
+from mooring_lab.fleet.learner_plugin import PluginState, Tensors
 from mooring_lab.fleet.record import RunRecord
 from mooring_lab.fleet.stack.stack import to_stack_layout
-from mooring_lab.methods import find_method
 from mooring_lab.model.atomic_files import write_atomically
+from mooring_lab.model.known_methods import find_method
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 
-VERSION = 2
+VERSION = 3
 """The version of the file layout. Checkpoints of any other version are refused."""
 
 Header = dict[str, Any]
-Tensors = dict[str, Tensor]
 
 
 class CheckpointError(MooringError):
@@ -53,32 +48,35 @@ def save(fleet: Fleet, path: Path) -> None:
     header = {
         "version": VERSION,
         "runs": [spec.key for spec in fleet.specs],
-        "twins": {key: [spec.to_json() for spec in group] for key, group in fleet.strength_groups.items()},
-        "books": [record.to_json() for record in fleet.records],
+        "strength_groups": {key: [spec.to_json() for spec in group] for key, group in fleet.strength_groups.items()},
+        "records": [record.to_json() for record in fleet.records],
         "results": [result.to_json() for result in fleet.results],
         "position": asdict(fleet.position),
         "steps": fleet.steps,
         "seconds": fleet.seconds,
         "calls": fleet.stack.calls,
-        "memory": None if fleet.memory is None else [fleet.memory.offered, fleet.memory.drawn],
-        "groups": [_method_header(state) for _, state in fleet.groups.moored],
-        "reference": None if fleet.reference is None else fleet.reference.sizes(),
+        "plugins": {plugin.key: plugin.state_dict().values for plugin in fleet.plugins},
+        "groups": [group.values for group in _groups_of(fleet)],
     }
     _write(path, header, tensors)
 
 
 def _tensors_of(fleet: Fleet) -> Tensors:
     """Return every tensor of a checkpoint, by its name in the file."""
-    # "bad" is saved because a run may have failed without being removed yet
-    tensors: Tensors = {"curve": fleet.loss_history.sums, "bad": fleet.first_bad}
-    for kind, own in _tensors_by_kind(fleet).items():
+    # "first_bad" is saved because a run may have failed without being removed yet
+    tensors: Tensors = {"loss_history": fleet.loss_history.sums, "first_bad": fleet.first_bad}
+    kinds = {"parameter": fleet.stack.parameters, "buffer": fleet.stack.buffers, "first": fleet.first}
+    kinds |= {f"optimizer/{slot}": own for slot, own in fleet.optimizer.state.items()}
+    kinds |= {f"plugin/{plugin.key}": plugin.state_dict().tensors for plugin in fleet.plugins}
+    kinds |= {f"group/{number}": group.tensors for number, group in enumerate(_groups_of(fleet))}
+    for kind, own in kinds.items():
         tensors |= {f"{kind}/{name}": tensor for name, tensor in own.items()}
-    for number, (_, method) in enumerate(fleet.groups.moored):
-        tensors[f"held/{number}/mu"] = method.mu
-        tensors |= {} if method.scale is None else {f"held/{number}/scale": method.scale}
-        for name, state in method.states.items():
-            tensors |= {f"held/{number}/{name}/{slot}": tensor for slot, tensor in state.slots().items()}
     return tensors
+
+
+def _groups_of(fleet: Fleet) -> list[PluginState]:
+    """Return the states of each method's own runs; one plugin has them."""
+    return [group for plugin in fleet.plugins for group in plugin.state_dict().groups]
 
 
 def restore(fleet: Fleet, path: Path) -> None:
@@ -116,27 +114,20 @@ def split(path: Path, parts: Mapping[Path, Collection[str]]) -> int:
 
 
 def _restore_fleet(fleet: Fleet, header: Header, tensors: Tensors) -> None:
-    if not header["twins"]:
+    if not header["strength_groups"]:
         fleet.expand_strength_groups()
     rows = {spec.key: row for row, spec in enumerate(fleet.specs)}
     fleet.strength_groups = {key: group for key, group in fleet.strength_groups.items() if key in header["runs"]}
     fleet.keep(torch.tensor([rows[key] for key in header["runs"]], dtype=torch.int64, device=fleet.device))
     _restore_tensors(fleet, tensors)
-    for number, ((rows_of_method, method), own) in enumerate(zip(fleet.groups.moored, header["groups"], strict=True)):
-        parameters = rows_of(fleet.stack.parameters, rows_of_method)
-        _restore_method(method, parameters, own, _with_prefix(tensors, f"held/{number}/"))
-    fleet.records = [RunRecord.from_json(record) for record in header["books"]]
+    fleet.records = [RunRecord.from_json(record) for record in header["records"]]
     fleet.results = [Result.from_json(result) for result in header["results"]]
     fleet.position = Position(**header["position"])
     fleet.steps, fleet.seconds, fleet.stack.calls = header["steps"], header["seconds"], header["calls"]
-    if fleet.memory is not None:
-        fleet.memory.offered, fleet.memory.drawn = header["memory"]
-    if fleet.reference is not None:
-        saved = _with_prefix(tensors, "reference/")
-        fleet.reference.load(header["reference"], {name: t.to(fleet.device) for name, t in saved.items()})
-    if fleet.projection is not None:
-        saved = _with_prefix(tensors, "projection/")
-        fleet.projection.load({name: t.to(fleet.device) for name, t in saved.items()})
+    groups = [PluginState(_below(tensors, f"group/{n}/"), values) for n, values in enumerate(header["groups"])]
+    for plugin in fleet.plugins:
+        own = PluginState(_below(tensors, f"plugin/{plugin.key}/"), header["plugins"][plugin.key], groups)
+        plugin.load_state_dict(fleet, own)
 
 
 def runs_in(path: Path) -> set[str]:
@@ -157,8 +148,8 @@ def _run_keys(header: Header) -> set[str]:
 
 def _runs_by_row(header: Header) -> list[list[dict[str, Any]]]:
     """Return key and spec of the runs of each row: one run, or a strength group in its first task."""
-    groups = header["twins"]
-    specs = [groups.get(key, [record["spec"]]) for key, record in zip(header["runs"], header["books"], strict=True)]
+    groups = header["strength_groups"]
+    specs = [groups.get(key, [record["spec"]]) for key, record in zip(header["runs"], header["records"], strict=True)]
     return [[{"key": RunSpec.from_json(spec).key, "spec": spec} for spec in row] for row in specs]
 
 
@@ -175,40 +166,39 @@ def _read_tensors(header: Header, file: Any, path: Path) -> Tensors:
 
 
 def _select_runs(header: Header, tensors: Tensors, runs: set[str], path: Path) -> tuple[Header, Tensors]:
-    """Reduce a checkpoint to some of its runs; the tensors of a method's state have rows of their own."""
+    """Reduce a checkpoint to some of its runs; the tensors of a method's own runs have rows of their own."""
     if not runs <= _run_keys(header):
         raise CheckpointError(f"the checkpoint {path} is of other runs: delete it to start again")
     if runs == _run_keys(header):
         return header, tensors
     selected = [[run for run in row if run["key"] in runs] for row in _runs_by_row(header)]
     rows = [row for row, members in enumerate(selected) if members]
-    kept_tensors = {name: tensor[rows] for name, tensor in tensors.items() if not name.startswith("held/")}
+    kept_tensors = {name: tensor[rows] for name, tensor in tensors.items() if not name.startswith("group/")}
     groups: list[dict[str, Any]] = []
     for number, (group, span) in enumerate(zip(header["groups"], _method_rows(header), strict=True)):
         if own_rows := [row - span.start for row in rows if row in span]:
-            held = _with_prefix(tensors, f"held/{number}/")
-            kept_tensors |= {f"held/{len(groups)}/{name}": tensor[own_rows] for name, tensor in held.items()}
+            own = _below(tensors, f"group/{number}/")
+            kept_tensors |= {f"group/{len(groups)}/{name}": tensor[own_rows] for name, tensor in own.items()}
             groups.append(group)
     first = {row: selected[row][0] for row in rows}  # the first selected run of a strength group represents it
     kept: Header = {
         "runs": [run["key"] for run in first.values()],
-        "books": [header["books"][row] | {"spec": run["spec"]} for row, run in first.items()],
+        "records": [header["records"][row] | {"spec": run["spec"]} for row, run in first.items()],
         "results": [result for result in header["results"] if _result_key(result) in runs],
         "groups": groups,
     }
-    if header["twins"]:
-        kept["twins"] = {run["key"]: [member["spec"] for member in selected[row]] for row, run in first.items()}
+    if header["strength_groups"]:
+        members = {run["key"]: [member["spec"] for member in selected[row]] for row, run in first.items()}
+        kept["strength_groups"] = members
     return header | kept, kept_tensors
 
 
 def _method_rows(header: Header) -> list[range]:
-    """Return the rows of each method that has an importance, in the order of the header's groups."""
+    """Return the rows of each method, in the order of the header's groups."""
     spans, begin = [], 0
-    for name, records in groupby(header["books"], key=lambda record: find_method(record["spec"]["method"]).name):
-        span = range(begin, begin + len(list(records)))
-        begin = span.stop
-        if find_method(name).importance is not None:
-            spans.append(span)
+    for _, records in groupby(header["records"], key=lambda record: find_method(record["spec"]["method"]).name):
+        spans.append(range(begin, begin + len(list(records))))
+        begin = spans[-1].stop
     return spans
 
 
@@ -244,68 +234,26 @@ def _open(path: Path) -> Iterator[tuple[Header, Any]]:
         raise CheckpointError(f"the checkpoint {path} cannot be read: delete it to start its runs again") from error
 
 
-def _tensors_by_kind(fleet: Fleet) -> dict[str, Tensors]:
-    """Return the named tensors of a fleet, by their prefix in the file."""
-    return {
-        "parameter": fleet.stack.parameters,
-        "buffer": fleet.stack.buffers,
-        "statistics": fleet.statistics.anchors,
-        **fleet.optimizer.state,
-        "first": fleet.first,
-        "memory": {} if fleet.memory is None else {"kept": fleet.memory.kept},
-        "dark": {} if fleet.dark is None else {"logits": fleet.dark.logits},
-        "teacher": {} if fleet.lwf is None else fleet.lwf.teacher,
-        "reference": {} if fleet.reference is None else fleet.reference.tensors(),
-        "projection": {} if fleet.projection is None else fleet.projection.tensors(),
-    }
-
-
 def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
-    kinds, device = _tensors_by_kind(fleet), fleet.device
-    saved = {kind: {n: t.to(device) for n, t in _with_prefix(tensors, f"{kind}/").items()} for kind in kinds}
-    for kind in ("parameter", "buffer"):
-        if {n: t.shape for n, t in saved[kind].items()} != {n: t.shape for n, t in kinds[kind].items()}:
+    """Put parameters, buffers and the optimizer's tensors into a fleet."""
+    stack, device = fleet.stack, fleet.device
+    for kind, own in (("parameter", stack.parameters), ("buffer", stack.buffers)):
+        if {n: t.shape for n, t in _below(tensors, f"{kind}/").items()} != {n: t.shape for n, t in own.items()}:
             raise KeyError(kind)
-    # in the network's order, not the file's: sums over parameters depend on it in the last bit
-    names = [*fleet.stack.parameters, *fleet.stack.buffers]
-    fleet.stack.parameters = {name: to_stack_layout(saved["parameter"][name]) for name in fleet.stack.parameters}
-    fleet.stack.buffers = {name: saved["buffer"][name] for name in fleet.stack.buffers}
-    fleet.statistics.anchors = {name: saved["statistics"][name] for name in names if name in saved["statistics"]}
-    in_order = {kind: [name for name in names if name in saved[kind]] for kind in kinds}
+
+    def saved(kind: str) -> Tensors:
+        # in the network's order, not the file's: sums over parameters depend on it in the last bit
+        own = _below(tensors, f"{kind}/")
+        return {name: own[name].to(device) for name in [*stack.parameters, *stack.buffers] if name in own}
+
+    stack.parameters, fleet.first = (
+        {n: to_stack_layout(t) for n, t in saved(k).items()} for k in ("parameter", "first")
+    )
+    stack.buffers = saved("buffer")
     for slot in fleet.optimizer.state:
-        fleet.optimizer.state[slot] = {name: to_stack_layout(saved[slot][name]) for name in in_order[slot]}
-    fleet.first = {name: to_stack_layout(saved["first"][name]) for name in in_order["first"]}
-    fleet.loss_history.sums, fleet.first_bad = tensors["curve"].to(device), tensors["bad"].to(device)
-    if fleet.memory is not None:
-        fleet.memory.kept = saved["memory"]["kept"].cpu()
-    if fleet.dark is not None:
-        fleet.dark.logits = saved["dark"]["logits"]
-    if fleet.lwf is not None:
-        fleet.lwf.teacher = {name: to_stack_layout(saved["teacher"][name]) for name in names if saved["teacher"]}
+        fleet.optimizer.state[slot] = {n: to_stack_layout(t) for n, t in saved(f"optimizer/{slot}").items()}
+    fleet.loss_history.sums, fleet.first_bad = tensors["loss_history"].to(device), tensors["first_bad"].to(device)
 
 
-def _method_header(method: MethodState) -> dict[str, Any]:
-    counts = {name: state.count for name, state in method.states.items()}
-    factors = {name: [s.factors.count, s.factors.tasks] for name, s in method.states.items() if s.factors}
-    return {"tasks": method.tasks, "steps": method.steps, "counts": counts, "factors": factors}
-
-
-def _restore_method(method: MethodState, parameters: Tensors, header: dict[str, Any], tensors: Tensors) -> None:
-    method.tasks, method.steps = header["tasks"], header["steps"]
-    method.mu = tensors["mu"].to(method.mu.device)
-    method.scale = None if method.scale is None else tensors["scale"].to(method.mu.device)
-    for name, count in header["counts"].items():
-        saved = _with_prefix(tensors, f"{name}/").items()
-        slots = {slot: to_stack_layout(tensor.to(method.mu.device)) for slot, tensor in saved}
-        anchor, previous = slots.pop("anchor"), slots.pop("previous", None)
-        factors = None
-        if counts := header["factors"].get(name):
-            inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTOR_SLOTS)
-            count_of_factors, tasks = counts
-            factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, count_of_factors, tasks, runs=True)
-            factors.update_eigenbasis()
-        method.states[name] = ParameterState(name, parameters[name], anchor, slots, previous, count, factors, runs=True)
-
-
-def _with_prefix(tensors: Tensors, prefix: str) -> Tensors:
+def _below(tensors: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,13 +1,13 @@
 """The training images of a stream on a device, which every run takes in its own order, mirrored or shifted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mooring_lab.fleet.gpu.convolution import gather_images, has_kernels
-from mooring_lab.model.order import joint_order, seeded_generator, task_order
+from mooring_lab.model.order import seeded_generator, task_order
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.networks.inputs import normalize_pixels
 from mooring_lab.streams.stream import Stream, task_outputs
@@ -83,23 +83,23 @@ class TrainingData:
         head = self.heads[flat].view_as(indices) if task is None else self.stream.head(task)
         return Batch(x.reshape(*indices.shape, *x.shape[1:]), self.labels[flat].view_as(indices), head)
 
-    def epoch_order(self, specs: Sequence[RunSpec], data: str, task: int, epoch: int) -> Tensor:
+    def epoch_order(
+        self, specs: Sequence[RunSpec], task: int, epoch: int, order: Callable[[int], Tensor] | None = None
+    ) -> Tensor:
         """Return the images of one epoch in each run's order, augmented if asked for: int64 of shape (runs, images).
 
         Args:
             specs: the runs.
-            data: what the method trains on; "joint" is all tasks.
             task: the number of the task.
             epoch: the number of the epoch within the task.
+            order: a function from a run's seed to the images of the epoch; by default those of the task, shuffled.
         """
-        parts, epochs = [part.train for part in self.stream.tasks], specs[0].epochs
-        seeds = dict.fromkeys(spec.seed for spec in specs)  # runs of one seed have the same order
-        if data == "joint":
-            orders = {seed: joint_order(seed, task, epoch, parts, epochs) for seed in seeds}
-        else:
-            orders = {seed: task_order(seed, task, epoch, parts[task]) for seed in seeds}
-        if self.augmentation is not None:
-            orders = {seed: self.augmentation.encode(o, seed, task * epochs + epoch) for seed, o in orders.items()}
+        part, orders = self.stream.tasks[task].train, {}
+        for seed in dict.fromkeys(spec.seed for spec in specs):  # runs of one seed have the same order
+            own = task_order(seed, task, epoch, part) if order is None else order(seed)
+            if self.augmentation is not None:
+                own = self.augmentation.encode(own, seed, task * specs[0].epochs + epoch)
+            orders[seed] = own
         return torch.stack([orders[spec.seed] for spec in specs])
 
 

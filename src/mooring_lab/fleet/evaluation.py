@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring_lab.fleet.stack.stack import Stack
-from mooring_lab.methods import find_method
+from mooring_lab.model.known_methods import find_method
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.networks.inputs import normalize_pixels
 from mooring_lab.networks.multi_head import MultiHeadNetwork
@@ -155,4 +155,4 @@ def evaluation_heads(specs: Sequence[RunSpec], stream: Stream, trained: int, tas
 
 def inherits_head(spec: RunSpec) -> bool:
     """Return whether the head of a new task starts from the previous head."""
-    return spec.heads == "inherit" and find_method(spec.method).data != "joint"
+    return spec.heads == "inherit" and not find_method(spec.method).all_tasks

@@ -14,17 +14,16 @@ from mooring.backends.kernels.launch import dry_run
 from mooring.rules import Budget, GradientPull, ParameterPull, Pull
 from mooring_lab.fleet.fleet_optimizer import FleetOptimizer
 from mooring_lab.fleet.gpu.run_kernel import RunKernel
-from mooring_lab.fleet.method_groups import MethodGroups, rows_of
-from mooring_lab.fleet.method_state import MethodState, Tensors
+from mooring_lab.fleet.method_state import MethodState, Tensors, rows_of
 from mooring_lab.fleet.stack.stack import flatten_per_run, to_stack_layout
 
 
 class FusedStep:
     """Everything between two gradients for the parameters of some runs, in one pass over memory.
 
-    The order is that of `MethodGroups.step`, and the rules are the same; `RunKernel` joins them into a kernel. The host
-    never waits for the device. What it counts is counted apart, in `count_step`, so that a step can be recorded and
-    replayed.
+    The order is that of `MethodGroups.take_step`, and the rules are the same; `RunKernel` joins them into a kernel. The
+    host never waits for the device. What it counts is counted apart, in `count_step`, so that a step can be recorded
+    and replayed.
 
     Args:
         method_state: of the runs; None if nothing is moored.
@@ -193,10 +192,17 @@ _compiled: set[Hashable] = set()
 
 
 def run_fused_steps(
-    steps: Sequence[FusedStep], groups: MethodGroups, parameters: Tensors, gradients: Tensors, *args: Any, new: bool
+    pairs: Sequence[tuple[FusedStep, slice]], parameters: Tensors, gradients: Tensors, *args: Any, new: bool
 ) -> None:
-    """Run the step of each group, with the arguments of `FusedStep.run`; compile `new` kernels in parallel before."""
-    pairs = [(step, rows) for step, (rows, _) in zip(steps, groups.groups, strict=True)]
+    """Run the step of each group of rows; compile `new` kernels in parallel before.
+
+    Args:
+        pairs: the steps, each with its rows.
+        parameters: of the whole stack.
+        gradients: of the task's loss.
+        args: the other arguments of `FusedStep.run`.
+        new: whether there may be kernels that are not compiled yet.
+    """
     if new:
         shapes = frozenset((g.shape[1:], g.dtype) for g in gradients.values())
         keys = {(step.kernel_key, shapes): (step, rows) for step, rows in pairs}

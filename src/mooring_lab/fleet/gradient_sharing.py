@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mooring_lab.fleet.stack.stack import Stack, to_stack_layout
-from mooring_lab.methods import find_method
+from mooring_lab.model.known_methods import find_method
 from mooring_lab.model.spec import RunSpec
 
 

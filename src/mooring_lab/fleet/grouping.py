@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from mooring_lab.methods import find_method
+from mooring_lab.model.known_methods import find_method
 from mooring_lab.model.spec import RunSpec
 
 
@@ -20,10 +20,7 @@ def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     """
     method = find_method(spec.method)
     training = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory, spec.flips, spec.shifts, spec.dtype)
-    replay = (method.recalls, method.past_only, method.updates)
-    uses = (method.measures, method.distils, method.observes_outputs, method.observes_layers, method.temperature)
-    projects = method.name if method.projection else None
-    return (*training, spec.buffers, spec.optimizer, method.data, *replay, method.frozen, *uses, projects)
+    return (*training, spec.buffers, spec.optimizer, method.plugin, method.observes_outputs, method.observes_layers)
 
 
 def strength_group_key(spec: RunSpec) -> str:

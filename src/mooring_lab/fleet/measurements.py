@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mooring.diagnose.drift import cka, drift_by_layer, gram, likeness
 from mooring.state.selection import layer_of
-from mooring_lab.fleet.method_groups import rows_of
+from mooring_lab.fleet.method_state import rows_of
 from mooring_lab.fleet.stack.stack import Stack
 
 Tensors = dict[str, Tensor]

@@ -1,44 +1,63 @@
 """The runs of a fleet by method: neighbours in the stack, each group with its own importance and pull."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mooring.curvature.kronecker_factors import LayerFactors
+from mooring.backends.eager import has_compiler
 from mooring_lab.fleet.fleet_optimizer import FleetOptimizer
-from mooring_lab.fleet.method_state import MethodState, Tensors
-from mooring_lab.fleet.record import RunRecord
-from mooring_lab.methods import find_method
+from mooring_lab.fleet.fused_step import FusedStep, run_fused_steps
+from mooring_lab.fleet.learner_plugin import LearnerPlugin, PluginState, Step
+from mooring_lab.fleet.measurements import finite_runs
+from mooring_lab.fleet.method_state import MethodState, Tensors, rows_of
+from mooring_lab.fleet.stack.stack_observer import StackObserver
+from mooring_lab.model.known_methods import find_method
 from mooring_lab.model.order import seeded_generator
 from mooring_lab.model.spec import RunSpec
 
+if TYPE_CHECKING:
+    from mooring_lab.fleet.fleet import Fleet
 
-class MethodGroups:
-    """The rows of a stack that belong to each method.
+
+class MethodGroups(LearnerPlugin):
+    """The importance and the pull of every method, around the optimizer's step; eager, or as fused kernels on a GPU.
 
     Args:
         specs: the runs, those of a method next to each other.
         names: the parameters to moor.
-        lr: of each run, of shape (runs,).
-        with_factors: the parameters whose curvature has Kronecker factors, if a method keeps those, with the number of
-            their groups.
+        optimizer: of the whole stack.
+        observer: of the layers, if the methods keep the curvature of layers; all of a fleet do, or none.
 
     Attributes:
         names: the parameters to moor.
         groups: the rows of each method, with its state if it moors.
+        fused: the kernels of each group; empty without a compiler.
 
     Example:
+        >>> from mooring_lab.fleet.sgd import SGD
         >>> specs = [RunSpec("digits", "0", method, seed) for method in ("plain", "explicit-ewc") for seed in (0, 1)]
-        >>> [rows for rows, _ in MethodGroups(specs, [], torch.ones(4)).moored]
+        >>> [rows for rows, _ in MethodGroups(specs, [], SGD(torch.ones(4))).moored]
         [slice(2, 4, None)]
     """
 
+    key = "rules"
+
     def __init__(
-        self, specs: Sequence[RunSpec], names: list[str], lr: Tensor, with_factors: Mapping[str, int] | None = None
+        self,
+        specs: Sequence[RunSpec],
+        names: list[str],
+        optimizer: FleetOptimizer,
+        observer: StackObserver | None = None,
     ) -> None:
         self.names, self.groups = frozenset(names), list[tuple[slice, MethodState | None]]()
+        self.optimizer, self.observer, lr = optimizer, observer, optimizer.lr
+        with_factors = observer.parameters if observer else None
         begin = 0
         for name, members in groupby(specs, key=lambda spec: find_method(spec.method).name):
             runs, method = list(members), find_method(name)
@@ -49,51 +68,91 @@ class MethodGroups:
                 seeds, strength = [spec.seed for spec in runs], _strengths(runs, lr)
                 state = MethodState(method, seeds, lr[rows], strength, names, with_factors)
             self.groups.append((rows, state))
+        self.fused = [FusedStep(state, optimizer) for _, state in self.groups if has_compiler(lr.device)]
+        self.compiled = False
+        watches = [state.importance for _, state in self.moored if state.importance.watches == "outputs"]
+        self.probes, self.draws = bool(watches), any(importance.draws for importance in watches)
 
     @property
     def moored(self) -> list[tuple[slice, MethodState]]:
         """The groups whose method moors."""
         return [(rows, state) for rows, state in self.groups if state is not None]
 
-    def set_outputs(self, outputs: int) -> None:
-        """Say how many outputs of a head are in use from here on; a growing head has more later."""
-        for _, state in self.moored:
-            state.set_outputs(outputs)
+    # Tasks
 
-    def consolidate(self, parameters: Tensors, anchors: str = "last") -> None:
-        """End a task of the methods anchored at the "last" task, or begin those anchored at the "start" of training."""
+    def start_training(self, fleet: Fleet) -> None:
+        """Anchor the methods that hold on to the start of training."""
+        self._consolidate(fleet, "start")
+
+    def start_task(self, fleet: Fleet, task: int) -> None:
+        """Say how many outputs of a head are in use, and start the device's counters from the host's."""
+        for _, state in self.moored:
+            state.set_outputs(fleet.passes.outputs)
+        for fused in self.fused:
+            fused.counts = {}
+        self.compiled = False
+
+    def end_task(self, fleet: Fleet, task: int) -> None:
+        """Anchor the methods that hold on to the last task."""
+        self._consolidate(fleet, "last")
+
+    def _consolidate(self, fleet: Fleet, anchors: str) -> None:
         for rows, state in self.moored:
             if state.method.anchors == anchors:
-                state.consolidate(rows_of(parameters, rows))
+                state.consolidate(rows_of(fleet.stack.parameters, rows))
 
-    def probe(self, logits: Tensor, seeds: Sequence[int], step: int) -> Tensor:
+    # Steps
+
+    def start_step(self, fleet: Fleet, number: int) -> tuple[Hashable, ...]:
+        """Say whether layers are observed, and which methods pull."""
+        observes = self.observer is not None and self.observer.start_step(number)
+        return (observes, *(fused.pulls for fused in self.fused))
+
+    def finish_step(self, fleet: Fleet, number: int) -> None:
+        """Count the step, and the observation of layers."""
+        if self.observer is not None and self.observer.enabled:
+            for parameter in (parameter for _, state in self.moored for parameter in state.states.values()):
+                if parameter.factors:
+                    parameter.factors.count += 1
+        for fused in self.fused:
+            fused.count_step()
+
+    @contextmanager
+    def unobserved(self) -> Iterator[None]:
+        """Observe no layer in passes of this context."""
+        observes = self.observer is not None and self.observer.enabled
+        if self.observer is not None:
+            self.observer.enabled = False
+        yield
+        if self.observer is not None:
+            self.observer.enabled = observes
+
+    def probe(self, fleet: Fleet, logits: Tensor) -> Tensor | None:
         """Return the sum of the importances' functions of the outputs; the gradients of runs do not mix.
 
         Args:
+            fleet: of the runs; importances that draw random numbers take them by seed and step.
             logits: of the whole stack, of shape (runs, batch, outputs).
-            seeds: of the runs.
-            step: the iteration, for importances that draw random numbers.
         """
+        if not self.probes:
+            return None
         total = logits.new_zeros(())
         for rows, state in self.moored:
             if not state.importance.draws:  # a sum over the samples of all runs
                 total = total + state.importance.probe(logits[rows].flatten(0, 1), torch.Generator())
                 continue
-            for outputs, seed, importance in zip(logits[rows], seeds[rows], state.importances, strict=True):
-                run_seed = seeded_generator(seed, "probe", step).initial_seed()
+            seeds = fleet.stack.seeds[rows]
+            for outputs, seed, importance in zip(logits[rows], seeds, state.importances, strict=True):
+                run_seed = seeded_generator(seed, "probe", fleet.steps).initial_seed()
                 total = total + importance.probe(outputs, torch.Generator(logits.device).manual_seed(run_seed))
         return total
 
     @torch.no_grad()
-    def accumulate_factors(self, observed: Mapping[str, LayerFactors], finite: Tensor | None) -> None:
-        """Add the Kronecker factors of one iteration to the methods; all of a fleet keep them, or none.
-
-        Args:
-            observed: the factors of every layer.
-            finite: which of the observed runs are still there; None for all.
-        """
-        if finite is not None:
-            observed = {layer: (a[finite], g[finite], sums[finite]) for layer, (a, g, sums) in observed.items()}
+    def after_step(self, fleet: Fleet, step: Step) -> None:
+        """Add the Kronecker factors of one iteration to the methods."""
+        if self.observer is None or not self.observer.enabled:
+            return
+        observed = self.observer.take()
         for rows, state in self.moored:
             for layer, factors in observed.items():
                 inputs, outputs, bias_outputs = (factor[rows] for factor in factors)
@@ -101,14 +160,35 @@ class MethodGroups:
                     if (parameter := state.states.get(name)) and parameter.factors:
                         parameter.factors.accumulate(*added)
 
-    def count_factors(self) -> None:
-        """Count an iteration in which layers were observed."""
-        for parameter in (parameter for _, state in self.moored for parameter in state.states.values()):
-            if parameter.factors:
-                parameter.factors.count += 1
-
     @torch.no_grad()
-    def penalized_gradients(self, parameters: Tensors, gradients: Tensors) -> Tensors:
+    def take_step(self, fleet: Fleet, step: Step) -> None:
+        """Apply penalties, take the optimizer's step, then update importances and pull: Algorithm 1.
+
+        Eagerly, runs whose gradients are not finite leave the fleet before the step. Kernels note them instead.
+        """
+        parameters, samples = fleet.stack.parameters, step.indices.shape[1]
+        if self.fused:
+            pairs = [(fused, rows) for fused, (rows, _) in zip(self.fused, self.groups, strict=True)]
+            args = parameters, step.gradients, step.probes, step.added, samples, fleet.first_bad, fleet.now
+            run_fused_steps(pairs, *args, new=not self.compiled)
+            self.compiled = True
+            return
+        penalized = self._penalized(parameters, step.gradients)
+        penalized |= {name: penalized[name] + g for name, g in step.added.items()}
+        finite = finite_runs([*penalized.values(), *step.probes.values()])
+        if not bool(finite.all()):
+            fleet.stop(~finite)
+            step.select(finite)
+            penalized = {name: tensor[finite] for name, tensor in penalized.items()}
+            parameters = fleet.stack.parameters
+        for rows, state in self.moored:
+            state.bind(rows_of(parameters, rows), ())
+        before = [state.copy_parameters() for _, state in self.moored]
+        self.optimizer.step(parameters, penalized)
+        for (rows, state), copies in zip(self.moored, before, strict=True):
+            state.after_step(rows_of(step.gradients, rows), copies, rows_of(step.probes, rows), samples)
+
+    def _penalized(self, parameters: Tensors, gradients: Tensors) -> Tensors:
         """Return the gradients that the optimizer gets: the task's, with penalties on the rows that have one."""
         penalized = dict(gradients)
         for rows, state in self.moored:
@@ -119,102 +199,62 @@ class MethodGroups:
                 penalized[name][rows] = gradient
         return penalized
 
-    @torch.no_grad()
-    def step(
-        self,
-        parameters: Tensors,
-        gradients: Tensors,
-        penalized: Tensors,
-        probes: Tensors,
-        samples: int,
-        optimizer: FleetOptimizer,
-    ) -> None:
-        """Take the optimizer's step, then update the importance of each group and pull it.
+    # Which runs are in the fleet, and checkpoints
 
-        Args:
-            parameters: of the whole stack; changed in place.
-            gradients: of the task's loss alone.
-            penalized: the result of `penalized_gradients`.
-            probes: the gradients of the importances' own functions of the outputs.
-            samples: in the batch.
-            optimizer: of the whole stack.
-        """
-        for rows, state in self.moored:
-            state.bind(rows_of(parameters, rows), ())
-        before = [state.copy_parameters() for _, state in self.moored]
-        optimizer.step(parameters, penalized)
-        for (rows, state), copies in zip(self.moored, before, strict=True):
-            state.after_step(rows_of(gradients, rows), copies, rows_of(probes, rows), samples)
-
-    def select_runs(self, rows: Tensor) -> list[int]:
-        """Keep the runs in these rows, moved up, those of a method next to each other.
-
-        Args:
-            rows: int64 on the CPU; a row may occur several times.
-
-        Returns:
-            The numbers, until now, of the groups that remain.
-        """
+    def keep(self, rows: Tensor) -> None:
+        """Keep the runs in these rows, moved up, those of a method next to each other; after the optimizer."""
+        rows, lr = rows.cpu(), self.optimizer.lr
         remaining: dict[int, tuple[slice, MethodState | None]] = {}
         begin = 0
         for number, (span, state) in enumerate(self.groups):
             own_rows = rows[(rows >= span.start) & (rows < span.stop)] - span.start
             if len(own_rows):
+                kept = slice(begin, begin + len(own_rows))
                 if state is not None:
-                    state.select_runs(own_rows.to(state.lr.device))
-                remaining[number] = (slice(begin, begin + len(own_rows)), state)
-                begin += len(own_rows)
+                    state.select_runs(own_rows.to(lr.device))
+                    state.lr = lr[kept]
+                remaining[number] = (kept, state)
+                begin = kept.stop
         self.groups = list(remaining.values())
-        return list(remaining)
-
-    def set_learning_rates(self, lr: Tensor) -> None:
-        """Let each method read the learning rates of its runs, as views of shape (runs,)."""
-        for rows, state in self.moored:
-            state.lr = lr[rows]
+        self.fused = [self.fused[number] for number in remaining if self.fused]
+        if self.observer is not None:
+            self.observer.keep(rows)
 
     def set_strengths(self, specs: Sequence[RunSpec]) -> None:
         """Give each run the strength of its spec."""
         for rows, state in self.moored:
             state.set_strength(_strengths(specs[rows], state.lr))
 
+    def state_dict(self) -> PluginState:
+        """Return what each method keeps."""
+        return PluginState(groups=[PluginState() if s is None else s.state_dict() for _, s in self.groups])
+
+    def load_state_dict(self, fleet: Fleet, state: PluginState) -> None:
+        """Continue from that."""
+        for (rows, own), saved in zip(self.groups, state.groups, strict=True):
+            if own is not None:
+                own.load_state_dict(rows_of(fleet.stack.parameters, rows), saved)
+
     # Metrics of the results
 
-    def record_stability(self, records: Sequence[RunRecord], optimizer: FleetOptimizer) -> Tensor:
-        """Record what each penalty will do from here on.
-
-        Args:
-            records: of the runs.
-            optimizer: of the runs.
-
-        Returns:
-            For each run, whether its penalty extrapolates somewhere; bool of shape (runs,).
-        """
-        extrapolates = torch.zeros(len(records), dtype=torch.bool)
+    def judge(self, fleet: Fleet) -> list[str]:
+        """Record what each penalty will do from here on, and return the warning of each that extrapolates."""
+        warnings = [""] * len(fleet.records)
         for rows, state in self.moored:
-            verdicts = state.stability(optimizer, rows)
-            for run, (record, verdict) in enumerate(zip(records[rows], verdicts, strict=True), rows.start):
+            verdicts = state.stability(self.optimizer, rows)
+            for run, verdict in enumerate(verdicts, rows.start):
                 if verdict:
-                    record.stability.append(verdict)
-                    extrapolates[run] = bool(verdict.warning) and state.method.can_extrapolate
-        return extrapolates
+                    fleet.records[run].stability.append(verdict)
+                    warnings[run] = verdict.warning if state.method.can_extrapolate else ""
+        return warnings
 
-    def importance_by_layer(self) -> list[dict[str, float]]:
+    def metrics(self, fleet: Fleet) -> list[dict[str, Any]]:
         """Return the mean importance over past tasks of each layer, for each run; empty if nothing is moored."""
         means: list[dict[str, float]] = []
         for rows, state in self.groups:
             means += [{}] * (rows.stop - rows.start) if state is None else state.importance_by_layer()
-        return means
+        return [{"importance": layers} for layers in means]
 
 
 def _strengths(specs: Sequence[RunSpec], like: Tensor) -> Tensor:
     return like.new_tensor([spec.strength or 0.0 for spec in specs])
-
-
-def rows_of(tensors: Tensors, rows: slice) -> Tensors:
-    """Return some runs of each tensor, as views.
-
-    Example:
-        >>> rows_of({"weight": torch.zeros(4, 2)}, slice(1, 3))["weight"].shape
-        torch.Size([2, 2])
-    """
-    return {name: tensor.detach()[rows] for name, tensor in tensors.items()}

@@ -2,15 +2,16 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from mooring.backends.budget_terms import DiagonalTerm, KroneckerTerm, budget_term
 from mooring.backends.eager import apply_penalty, apply_pull, has_compiler, pull_is_due, update_importance
-from mooring.curvature.kronecker_factors import KroneckerFactors
+from mooring.curvature.kronecker_factors import FACTOR_SLOTS, KroneckerFactors
 from mooring.diagnose.stability import interpolation_weight, tallies
+from mooring.errors import MooringError
 from mooring.rules import Budget, GradientPull, ParameterPull, State, merges
 from mooring.rules.budget import budget_solved
 from mooring.rules.pull import per_run
@@ -20,12 +21,20 @@ from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
 from mooring_lab.fleet.fleet_optimizer import FleetOptimizer
 from mooring_lab.fleet.gpu.run_kernel import apply_budget_pull, total_spent
-from mooring_lab.fleet.laplace import laplace_force
+from mooring_lab.fleet.learner_plugin import PluginState
 from mooring_lab.fleet.stack.stack import flatten_per_run, to_stack_layout
-from mooring_lab.methods import Method
+from mooring_lab.model.method import Method
 from mooring_lab.model.results import Stability
 
 Tensors = dict[str, Tensor]
+
+
+@runtime_checkable
+class LayerForce(Protocol):
+    """A pull that also has a force on parameters whose curvature has Kronecker factors."""
+
+    def layer_force(self, factors: KroneckerFactors, d: Tensor, lr: Tensor) -> Tensor:
+        """Return the force at a displacement from the anchor, of shape (runs, out, ...)."""
 
 
 class MethodState:
@@ -64,9 +73,14 @@ class MethodState:
         self.importance_keys = [repr(importance) for importance in self.importances]  # equal for most runs
         self.lr, self.strength, self.names, self.with_factors = lr, strength, names, with_factors or {}
         self.pull = method.pull(strength)
+        if self.with_factors and isinstance(self.pull, GradientPull) and not isinstance(self.pull, LayerForce):
+            raise MooringError(
+                f"{type(self.pull).__name__} of {method.name} cannot hold layers by Kronecker factors: give a Budget, "
+                "or a pull with a method layer_force, as laplace-kronecker has it"
+            )
         self.states: dict[str, ParameterState] = {}
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
-        self.scale = torch.ones_like(self.mu) if method.measures else None
+        self.scale: Tensor | None = None
         self.outputs: int | None = None
         self.tasks = self.steps = 0
 
@@ -93,11 +107,11 @@ class MethodState:
     @torch.no_grad()
     def layer_forces(self, names: Collection[str]) -> Tensors:
         """Return the penalty's force on those of these parameters whose past has Kronecker factors."""
-        if not isinstance(self.pull, GradientPull):
+        if not isinstance(self.pull, LayerForce):
             return {}
         held = {name: s for name, s in self.states.items() if name in names and s.factors and s.factors.tasks}
         return {
-            name: laplace_force(self.pull, state.factors, state.theta - state.anchor, self.lr).to(state.theta.dtype)
+            name: self.pull.layer_force(state.factors, state.theta - state.anchor, self.lr).to(state.theta.dtype)
             for name, state in held.items()
             if state.factors
         }
@@ -243,6 +257,35 @@ class MethodState:
         self.strength = strength
         self.pull = self.method.pull(strength)
 
+    # In checkpoints
+
+    def state_dict(self) -> PluginState:
+        """Return what the runs keep."""
+        tensors = {"mu": self.mu} | ({} if self.scale is None else {"scale": self.scale})
+        for name, state in self.states.items():
+            tensors |= {f"{name}/{slot}": tensor for slot, tensor in state.slots().items()}
+        counts = {name: state.count for name, state in self.states.items()}
+        factors = {name: [s.factors.count, s.factors.tasks] for name, s in self.states.items() if s.factors}
+        return PluginState(tensors, {"tasks": self.tasks, "steps": self.steps, "counts": counts, "factors": factors})
+
+    def load_state_dict(self, parameters: Tensors, state: PluginState) -> None:
+        """Continue from what `state_dict` returned, with the parameters of these runs."""
+        values, device = state.values, self.mu.device
+        self.tasks, self.steps = values["tasks"], values["steps"]
+        self.mu = state.tensors["mu"].to(device)
+        self.scale = None if self.scale is None else state.tensors["scale"].to(device)
+        for name, count in values["counts"].items():
+            slots = {slot: to_stack_layout(tensor) for slot, tensor in state.below(name, device).items()}
+            anchor, previous = slots.pop("anchor"), slots.pop("previous", None)
+            factors = None
+            if counts := values["factors"].get(name):
+                inputs, outputs, past_inputs, past_outputs = (slots.pop(slot) for slot in FACTOR_SLOTS)
+                observed, tasks = counts
+                factors = KroneckerFactors(inputs, outputs, past_inputs, past_outputs, observed, tasks, runs=True)
+                factors.update_eigenbasis()
+            theta = parameters[name]
+            self.states[name] = ParameterState(name, theta, anchor, slots, previous, count, factors, runs=True)
+
     # Metrics of the results
 
     def importance_by_layer(self) -> list[dict[str, float]]:
@@ -311,3 +354,13 @@ def _scores(state: ParameterState) -> Tensor:
     if state.factors and state.factors.basis is not None:
         return state.factors.basis[2].flatten(1)
     return state.full(state.previous).reshape(len(state.anchor), -1)
+
+
+def rows_of(tensors: Tensors, rows: slice) -> Tensors:
+    """Return some runs of each tensor, as views.
+
+    Example:
+        >>> rows_of({"weight": torch.zeros(4, 2)}, slice(1, 3))["weight"].shape
+        torch.Size([2, 2])
+    """
+    return {name: tensor.detach()[rows] for name, tensor in tensors.items()}

@@ -14,7 +14,6 @@ from mooring_lab.fleet.method_state import Tensors
 from mooring_lab.fleet.run_budgets import RunBudgets
 from mooring_lab.fleet.run_distillation import RunDistillation
 from mooring_lab.fleet.stack.stack import Stack
-from mooring_lab.methods import Method
 from mooring_lab.model.spec import RunSpec
 
 
@@ -24,7 +23,8 @@ class Reference:
     A method that measures and distils splits each share between the two, as `split_batches` does.
 
     Args:
-        method: of the runs.
+        measures: whether budgets are measured.
+        distils: whether predictions are distilled.
         specs: the runs.
         data: the images.
         groups: the methods' states.
@@ -35,18 +35,20 @@ class Reference:
         distillation: what is distilled; None if nothing is.
     """
 
-    def __init__(self, method: Method, specs: Sequence[RunSpec], data: TrainingData, groups: MethodGroups) -> None:
+    def __init__(
+        self, measures: bool, distils: bool, specs: Sequence[RunSpec], data: TrainingData, groups: MethodGroups
+    ) -> None:
         tasks, memory, batch = max(1, len(data.stream.tasks) - 1), specs[0].memory or 0, specs[0].batch
         self.share = memory // tasks
         if not self.share:
             raise MooringError(
-                f"a memory of {memory} is less than one sample for each of {tasks} past tasks: give {method.name} "
+                f"a memory of {memory} is less than one sample for each of {tasks} past tasks: give {specs[0].method} "
                 f"memory={tasks} or more"
             )
         self.distillation, self.budgets = None, None
-        if method.distils:
-            self.distillation = RunDistillation(method, specs, KeptSamples(data, len(specs), batch))
-        if method.measures:
+        if distils:
+            self.distillation = RunDistillation(measures, specs, KeptSamples(data, len(specs), batch))
+        if measures:
             self.budgets = RunBudgets(KeptSamples(data, len(specs), batch), groups, self.distillation)
         self.batch = batch
 

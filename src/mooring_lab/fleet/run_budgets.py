@@ -14,8 +14,8 @@ from mooring.reference.pass_cost import MEASURING_INTERVAL
 from mooring.rules import Budget
 from mooring_lab.fleet.budget_return import return_to_budget
 from mooring_lab.fleet.kept_samples import KeptSamples
-from mooring_lab.fleet.method_groups import MethodGroups, rows_of
-from mooring_lab.fleet.method_state import MethodState
+from mooring_lab.fleet.method_groups import MethodGroups
+from mooring_lab.fleet.method_state import MethodState, rows_of
 from mooring_lab.fleet.run_distillation import RunDistillation
 from mooring_lab.fleet.stack.stack import Stack
 

@@ -9,7 +9,6 @@ from mooring.hold.distillation import LARGEST_RATIO, first_weight
 from mooring.rules.pull import per_run
 from mooring_lab.fleet.kept_samples import KeptSamples
 from mooring_lab.fleet.method_state import Tensors
-from mooring_lab.methods import Method
 from mooring_lab.model.spec import RunSpec
 
 
@@ -20,7 +19,7 @@ class RunDistillation:
     gradient is at most LARGEST_RATIO times as long as the task's, as in `mooring.hold.distillation`.
 
     Args:
-        method: the method of the runs.
+        limited: whether there is a budget.
         specs: the runs.
         samples: what is distilled.
 
@@ -28,8 +27,8 @@ class RunDistillation:
         weights: float64 of shape (runs,).
     """
 
-    def __init__(self, method: Method, specs: Sequence[RunSpec], samples: KeptSamples) -> None:
-        self.samples, self.limited = samples, method.measures
+    def __init__(self, limited: bool, specs: Sequence[RunSpec], samples: KeptSamples) -> None:
+        self.samples, self.limited = samples, limited
         self.set_strengths(specs)
 
     def set_strengths(self, specs: Sequence[RunSpec]) -> None:

@@ -1,48 +1,66 @@
 """Running statistics of the normalization layers of a fleet: `mooring.state.norm_statistics` with a run axis."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from mooring.backends.eager import merge_statistics
 from mooring.rules import ParameterPull
 from mooring.state.norm_statistics import merges_weights
 from mooring.state.selection import STATISTICS
-from mooring_lab.fleet.method_groups import MethodGroups
-from mooring_lab.fleet.stack.stack import Stack, Tensors
+from mooring_lab.fleet.learner_plugin import LearnerPlugin, PluginState
+from mooring_lab.fleet.stack.stack import Tensors
+
+if TYPE_CHECKING:
+    from mooring_lab.fleet.fleet import Fleet
 
 
-class RunStatistics:
+class RunStatistics(LearnerPlugin):
     """What becomes of the statistics of every run once a task has ended.
 
     Args:
-        stack: the runs.
         mode: "follow" or "frozen", as in `mooring.attach`.
 
     Attributes:
         anchors: the statistics at the end of the last task, by name, each of shape (runs, ...).
     """
 
-    def __init__(self, stack: Stack, mode: str) -> None:
-        self.stack, self.mode = stack, mode
+    key = "statistics"
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
         self.anchors: Tensors = {}
 
-    def start_task(self, task: int) -> None:
+    def start_task(self, fleet: Fleet, task: int) -> None:
         """Freeze the layers, from the second task on and if asked for."""
-        self.stack.freeze_norms(self.mode == "frozen" and task > 0)
+        fleet.stack.freeze_norms(self.mode == "frozen" and task > 0)
 
-    def merge(self, groups: MethodGroups) -> None:
+    def end_task(self, fleet: Fleet, task: int) -> None:
         """Merge statistics that follow the data, of methods that merge weights at the end of a task; before they do."""
         if self.mode != "follow":
             return
-        for rows, state in groups.moored:
+        buffers = fleet.stack.buffers
+        for rows, state in fleet.groups.moored:
             if isinstance(state.pull, ParameterPull) and merges_weights(state.pull) and state.tasks:
                 for name, anchor in self.anchors.items():
-                    merge_statistics(state.pull, self.stack.buffers[name][rows], anchor[rows], state.tasks, state.lr)
+                    merge_statistics(state.pull, buffers[name][rows], anchor[rows], state.tasks, state.lr)
 
-    def end_task(self) -> None:
+    def remember(self, fleet: Fleet, task: int, order: Tensor) -> None:
         """Remember the statistics."""
-        names = [name for name in self.stack.buffers if name.endswith(STATISTICS)]
-        self.anchors = {name: self.stack.buffers[name].clone() for name in names}
+        names = [name for name in fleet.stack.buffers if name.endswith(STATISTICS)]
+        self.anchors = {name: fleet.stack.buffers[name].clone() for name in names}
 
     def keep(self, rows: Tensor) -> None:
         """Keep only the runs in these rows."""
         self.anchors = {name: anchor[rows] for name, anchor in self.anchors.items()}
+
+    def state_dict(self) -> PluginState:
+        """Return the statistics at the end of the last task."""
+        return PluginState(dict(self.anchors))
+
+    def load_state_dict(self, fleet: Fleet, state: PluginState) -> None:
+        """Continue with these, in the network's order."""
+        names = [name for name in fleet.stack.buffers if name in state.tensors]
+        self.anchors = {name: state.tensors[name].to(fleet.device) for name in names}

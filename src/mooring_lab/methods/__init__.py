@@ -1,6 +1,7 @@
-"""Continual-learning methods by name, one file per family; `mooring methods` lists them."""
+"""Continual-learning methods, one folder per family; `mooring methods` lists them."""
 
-from mooring_lab.methods.method import Method
-from mooring_lab.methods.registry import METHODS, find_method, resolve_methods
+from mooring_lab.methods.registry import resolve_methods
+from mooring_lab.model.known_methods import METHODS, find_method
+from mooring_lab.model.method import Method
 
 __all__ = ["METHODS", "Method", "find_method", "resolve_methods"]

@@ -1,64 +1,36 @@
-"""The registry of methods."""
+"""The registry of methods: one line for each family."""
 
 from collections.abc import Iterable
+from importlib import import_module
 from types import MappingProxyType
 
-from mooring.errors import MooringError, unknown
-from mooring_lab.methods import (
-    baselines,
-    functional,
-    interpolations,
-    penalties,
-    projections,
-    proximal_steps,
-    with_reference,
-)
 from mooring_lab.methods.groups import GROUPS, group_of
-from mooring_lab.methods.imported import IMPORTED, import_method
-from mooring_lab.methods.method import Method
 from mooring_lab.methods.strengths import paper_strength
+from mooring_lab.model.known_methods import IMPORTED, METHODS, VARIANTS, find_method
+from mooring_lab.model.method import Method
 
 FAMILIES = (
-    baselines.CONTROLS,
-    penalties.METHODS,
-    penalties.MATCHED,
-    interpolations.METHODS,
-    proximal_steps.METHODS,
-    projections.METHODS,
-    baselines.REPLAY,
-    with_reference.METHODS,
-    functional.METHODS,
+    "controls",
+    "penalties",
+    "laplace",
+    "interpolations",
+    "merging",
+    "proximal_steps",
+    "projections",
+    "replay",
+    "budgets",
+    "lwf",
+    "der",
 )
-METHODS: dict[str, Method] = {method.name: method for family in FAMILIES for method in family}
+"""Packages beside this module, each with `METHODS` and perhaps `VARIANTS`, in the order of lists."""
 
-VARIANTS = {m.name: m for m in (*interpolations.VARIANTS, *penalties.VARIANTS, *baselines.VARIANTS)}
-"""Variants for single experiments; they can be named but are not listed."""
+for _family in FAMILIES:
+    _declared = import_module(f"mooring_lab.methods.{_family}")
+    METHODS.update({method.name: method for method in _declared.METHODS})
+    VARIANTS.update({method.name: method for method in getattr(_declared, "VARIANTS", ())})
 
 BUILT_IN = MappingProxyType({**METHODS, **VARIANTS})
 """The methods of this package, whatever a program puts into `METHODS`."""
-
-ALIASES = {f"{form}vanilla": f"{form}uniform" for form in ("", "balanced-", "clamped-", "explicit-")}
-"""The paper's names of methods."""
-
-
-def find_method(name: str) -> Method:
-    """Return the method of that name, or the one that `package.module:METHOD` names.
-
-    Example:
-        >>> find_method("explicit-mas").has_strength
-        False
-    """
-    name = ALIASES.get(name, name)
-    method = METHODS.get(name) or VARIANTS.get(name)
-    if method is None and ":" in name:
-        return import_method(name)
-    if method is None:
-        rule = f"`mooring methods` lists all {len(METHODS)}, and package.module:METHOD is one of your own"
-        raise unknown("method", name, METHODS, rule)
-    if method.name != name:
-        entry = f"METHODS[{name!r}] holds the method {method.name!r}"
-        raise MooringError(f"{entry}: key and name must agree, so change one of them")
-    return method
 
 
 def is_built_in(method: Method) -> bool:
@@ -104,18 +76,6 @@ def default_strength(method: Method, *, paper: bool) -> float | None:
     return method.strength if strength is None else strength
 
 
-def method_rank(name: str) -> int:
-    """Return the position of a method among all methods; variants are last, and after them those that were imported.
-
-    Example:
-        >>> method_rank("plain"), method_rank("explicit-ewc-cube") > method_rank("er")
-        (0, True)
-    """
-    names = [*METHODS, *VARIANTS]
-    name = find_method(name).name
-    return names.index(name) if name in METHODS or name in VARIANTS else len(names)
-
-
 def resolve_methods(names: str | list[str] | tuple[str, ...]) -> list[str]:
     """Return the names of methods without duplicates, in the given order.
 
@@ -147,4 +107,6 @@ def methods_in(group: str) -> list[str]:
         ['budget-distil', 'budget-kronecker']
     """
     _, names = GROUPS[group]
-    return [*names] or [name for name in METHODS if group_of(name) == group]
+    if names:
+        return [name for name in names if name in METHODS]
+    return [name for name, method in METHODS.items() if group_of(method) == group]

@@ -3,6 +3,9 @@
 A good strength depends on the network, the data and the learning rate; `mooring tune` searches for it.
 """
 
+SAMPLES = 500
+"""The default size of a memory, in samples."""
+
 STRENGTHS = {
     "ewc": (1e7, 1e3),
     "mas": (0.03, 0.01),

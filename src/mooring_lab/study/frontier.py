@@ -296,7 +296,7 @@ def _family(method: str) -> str:
 
 def _keeps_data(method: str) -> bool:
     """Return whether a method sees data of other tasks; it is shown, but is not on the frontier."""
-    return find_method(method).data != "task"
+    return find_method(method).memory is not None or find_method(method).all_tasks
 
 
 def _point(result: Result) -> Point:

@@ -62,7 +62,7 @@ def check_method(name: str) -> list[CheckOutcome]:
     if method.importance is not None and not method.observes_layers:  # the suites pull by every rule, and layers do not
         importance, strength = method.importance, method.strength or 0.0
         checks["importance: conformance suite"] = lambda: check_importance(lambda: importance(0), CHECKED_CASES)
-        if method.data == "task":
+        if method.memory is None:
             checks["pull: conformance suite"] = lambda: check_pull(lambda: method.pull(strength), CHECKED_CASES)
     if method.has_strength:
         checks["every strength of its dial is accepted"] = lambda: _check_dial(method)

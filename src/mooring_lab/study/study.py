@@ -16,9 +16,9 @@ from mooring_lab.engines.sizing import MeasuredSizes
 from mooring_lab.fleet import checkpoint
 from mooring_lab.fleet.grouping import group_into_fleets
 from mooring_lab.methods import find_method
-from mooring_lab.methods.registry import ALIASES
 from mooring_lab.model.atomic_files import check_writable
 from mooring_lab.model.gc_control import gc_frozen
+from mooring_lab.model.known_methods import ALIASES
 from mooring_lab.model.precision import configure_cublas
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec

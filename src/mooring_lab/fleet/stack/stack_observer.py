@@ -71,3 +71,8 @@ class StackObserver:
         """Return the factors observed so far, by layer, each with a leading run axis, and forget them."""
         observations, self.observations = self.observations, {}
         return {name: combine_uses(uses) for name, uses in observations.items()}
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep the runs in these rows of what was observed and not taken."""
+        for name, uses in self.observations.items():
+            self.observations[name] = [(a[rows], g[rows], sums[rows]) for a, g, sums in uses]

@@ -1,0 +1,62 @@
+"""Methods that keep inputs of past tasks as a reference: distillation, measured budgets, and both together.
+
+A task ends at its last parameters, as with all other methods, and not at an average of them.
+"""
+
+from dataclasses import dataclass
+
+import mooring
+from mooring_lab.methods.importance_table import layer_curvature
+from mooring_lab.methods.strengths import DIGITS_STRENGTHS, SAMPLES
+from mooring_lab.model.method import Method, PluginOptions
+
+NATS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+WEIGHTS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+@dataclass(frozen=True)
+class ReferenceOptions(PluginOptions):
+    """Options of methods that keep a reference.
+
+    Args:
+        measures: whether a `Budget` is measured on it.
+        distils: whether the predictions on it are distilled; without a budget, with the strength as the weight.
+    """
+
+    plugin: str = "mooring_lab.methods.budgets.reference_plugin:ReferencePlugin"
+    measures: bool = False
+    distils: bool = False
+
+
+METHODS = [
+    Method(
+        "distil",
+        "add the divergence from the last task's model on old samples, times a weight (its strength)",
+        strength=DIGITS_STRENGTHS["distil"],
+        plugin=ReferenceOptions(distils=True),
+        memory=SAMPLES,
+        dial=WEIGHTS,
+    ),
+    Method(
+        "budget-measured",
+        "budget-kronecker with a budget in nats (its strength) that is measured on old samples, and kept",
+        layer_curvature,
+        lambda nats: mooring.Budget(nats, distil=False, average=False),
+        DIGITS_STRENGTHS["budget-measured"],
+        merge="sum",
+        plugin=ReferenceOptions(measures=True),
+        memory=SAMPLES,
+        dial=NATS,
+    ),
+    Method(
+        "budget-distil",
+        "a budget measured on some old samples (its strength, in nats), with distillation of the others",
+        layer_curvature,
+        lambda nats: mooring.Budget(nats, distil=True, average=False),
+        DIGITS_STRENGTHS["budget-distil"],
+        merge="sum",
+        plugin=ReferenceOptions(measures=True, distils=True),
+        memory=SAMPLES,
+        dial=NATS,
+    ),
+]
