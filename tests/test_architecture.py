@@ -17,7 +17,7 @@ import mooring
 ROOT = Path(mooring.__file__).parent
 PACKAGES = ("mooring", "mooring_lab", "mooring_paper")
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
-MAX_FILES_OF_A_STEP = 8
+MAX_FILES_OF_A_STEP = 7
 
 
 def equation_rows() -> list[tuple[str, str, str]]:
@@ -84,7 +84,7 @@ def test_the_kernels_trace_the_rules_of_the_eager_backend():
             assert re.search(rf"(?<!def )(?<!\.)\b{function}\(", code[module]), (function, module)
 
 
-def test_an_explicit_ewc_step_on_the_cpu_passes_through_at_most_eight_files():
+def test_an_explicit_ewc_step_on_the_cpu_passes_through_at_most_seven_files():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance="ewc")

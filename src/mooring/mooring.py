@@ -26,7 +26,7 @@ from mooring.hold.history import MeasuredPoint
 from mooring.hold.measured_budget import MeasuredBudget
 from mooring.hold.measurement import Measurement
 from mooring.hold.reference_gauges import make_distillation, make_gauge, read_batches
-from mooring.observe.layer_observer import LayerObserver, make_observers
+from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import OutputObserver
 from mooring.optimizers import check_optimizer, unwrap_optimizer
 from mooring.reference.batches import Data, Loss
@@ -503,10 +503,9 @@ class Mooring:
     ) -> tuple[MooringState, TrainingStep, list[OutputObserver | LayerObserver]]:
         """Return the table of states, the step and the observers for these rules."""
         states = MooringState(self.model, self.optimizer, rules.importance, rules.merge, exclude, memory, rules.product)
-        observers = make_observers(states, self._outputs) if memory.accumulates else (None, None)
         watch = CoverageWatch(states, rules.pull)
-        step = TrainingStep(states, rules.pull, *observers, rules.buffers, self._check_finite, watch)
-        return states, step, [observer for observer in observers if observer]
+        step = TrainingStep(states, rules.pull, rules.buffers, self._check_finite, self._outputs, watch)
+        return states, step, step.observers
 
     def _adopt(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import mooring
-from mooring.diagnose.finite import check_finite
+from mooring.backends.gradients import check_finite
 from mooring.errors import NonFiniteError
 from waiting import waiting_refused
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import mooring
 import mooring.backends.budget_solver
 import mooring.backends.fused
+import mooring.backends.step_kernels
 import mooring.state.offload
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
@@ -68,7 +69,7 @@ class Rules:
 @pytest.fixture
 def told(monkeypatch):
     """Fused, but for the kernel."""
-    for module in (mooring.backends.fused, mooring.step):
+    for module in (mooring.backends.fused, mooring.backends.step_kernels, mooring.step):
         monkeypatch.setattr(module, "has_compiler", lambda device: True)
     monkeypatch.setattr(mooring.backends.fused, "Layout", Places)
     monkeypatch.setattr(mooring.backends.fused, "MultiTensorKernel", Rules)
@@ -80,6 +81,7 @@ def without_kernels(monkeypatch) -> None:
     for module in (
         mooring.backends.fused,
         mooring.backends.budget_solver,
+        mooring.backends.step_kernels,
         mooring.step,
     ):
         monkeypatch.setattr(module, "has_compiler", lambda device: False)
@@ -205,7 +207,8 @@ def test_on_a_gpu_samples_that_are_counted_there_leave_no_parameter_to_the_step(
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5))).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance=EWC(decay=None, per_sample=True))
-    monkeypatch.setattr(mooring.step, "run_in_chunks", None)  # which does those that are left
+    for module in (mooring.step, mooring.backends.step_kernels):  # which do those that are left
+        monkeypatch.setattr(module, "run_in_chunks", None)
     labels = torch.tensor([0, 1, -100], device="cuda")
     nn.functional.cross_entropy(model(torch.randn(3, 4, device="cuda")), labels).backward()
     optimizer.step()
@@ -241,15 +244,15 @@ def test_parameters_that_change_their_form_within_a_task_are_planned_anew(change
     step()
     moor.consolidate()
     step()
-    (plan,) = moor._step.fused_step.plans.values()
+    (plan,) = moor._step.kernels.step.plans.values()
     change(model)
     step()
-    (again,) = moor._step.fused_step.plans.values()
+    (again,) = moor._step.kernels.step.plans.values()
     assert again is not plan
     forms = {form for part in again[0] for form in part.layout.formats["theta"]}
     assert {(p.dtype, p.stride()) for p in model.parameters()} >= forms
     step()
-    assert again is next(iter(moor._step.fused_step.plans.values()))
+    assert again is next(iter(moor._step.kernels.step.plans.values()))
 
 
 def test_channels_last_depthwise_and_pointwise_weights_run_in_kernels(told):

@@ -12,8 +12,10 @@ import mooring
 import mooring.backends.budget_solver
 import mooring.backends.finite_guard
 import mooring.backends.fused
+import mooring.backends.gradients
 import mooring.backends.kernels.multi_tensor
 import mooring.backends.kernels.reduce
+import mooring.backends.step_kernels
 import mooring.step
 from mooring import EWC, Budget, Interpolation, Memory, Penalty
 from mooring.backends.finite_guard import FiniteGuard
@@ -39,7 +41,8 @@ def use_empty_kernels(monkeypatch) -> None:
     for module in (backends.kernels.multi_tensor, backends.kernels.reduce, backends.finite_guard):
         monkeypatch.setattr(module, "compile_kernel", lambda *given: object())
         monkeypatch.setattr(module, "launch", lambda *given, **options: None)
-    for module in (backends.fused, backends.finite_guard, backends.budget_solver, mooring.step):
+    checks = backends.finite_guard, backends.gradients
+    for module in (*checks, backends.fused, backends.budget_solver, backends.step_kernels, mooring.step):
         monkeypatch.setattr(module, "has_compiler", lambda device: True)
     monkeypatch.setattr(backends.budget_solver, "is_small", lambda state: False)
 
@@ -236,7 +239,7 @@ def test_kernel_of_a_penalty_writes_to_the_gradients_that_the_optimizer_gets(mon
     optimizer.register_step_pre_hook(replace_memory)
     for _ in range(3):
         train(model, optimizer, x)
-        (((group,), *_),) = moor._step.fused_penalty.plans.values()
+        (((group,), *_),) = moor._step.kernels.penalty.plans.values()
         assert group.layout.addresses["penalized"] == given[-1]
 
 

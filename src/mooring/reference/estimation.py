@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError, NonFiniteError
-from mooring.observe.layer_observer import LayerObserver, make_observers
+from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import OutputObserver
 from mooring.reference.batches import LEAVE_OUT, LOSS_HINT, Data, Loss, Outputs, name_batch, scalar_loss
 from mooring.reference.memory_estimate import check_memory
@@ -18,7 +18,7 @@ from mooring.reference.preserve_model_state import preserve_model_state, preserv
 from mooring.reference.progress import progress
 from mooring.reference.rank_shares import RankShare, combine_ranks, gather_objects
 from mooring.reference.reference_labels import default_loss_in_one_pass
-from mooring.rules import Importance, Interpolation
+from mooring.rules import Importance
 from mooring.state.mooring_state import MooringState
 from mooring.step import TrainingStep
 
@@ -93,8 +93,7 @@ def estimate(
     memory = replace(states.memory, current=_mean_dtype(states, _length(data, batches)))
     estimated = MooringState(model, optimizer, importance, states.merge, states.exclude, memory, states.adapters)
     estimated.tasks, estimated.observed_every, estimated.copies_anchors = states.tasks, 1, False
-    output_observer, layer_observer = make_observers(estimated, outputs)
-    step = TrainingStep(estimated, Interpolation(), output_observer, layer_observer, "follow", True)
+    step = TrainingStep(estimated, None, "follow", True, outputs)
     for observer in observers:
         observer.paused = True
     try:
@@ -132,9 +131,8 @@ def estimate(
     finally:
         for observer in observers:
             observer.paused = False
-        for temporary in (output_observer, layer_observer):
-            if temporary:
-                temporary.remove()
+        for temporary in step.observers:
+            temporary.remove()
     if not any(gather_objects(count) if share.world > 1 else [count]):
         raise MooringError("data has no batches: give batches that show what the model knows")
     if share.world > 1 and not share.together:

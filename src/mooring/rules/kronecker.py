@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from mooring.errors import check_whole
-from mooring.rules.averaging import average
-from mooring.rules.ewc import fisher_observed
+from mooring.rules.ewc import average, fisher_observed
 from mooring.rules.importance import Importance, Iteration, State
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mooring.rules.averaging import average, check_decay
+from mooring.rules.ewc import average, check_decay
 from mooring.rules.importance import Importance, Iteration, State
 
 

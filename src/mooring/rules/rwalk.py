@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import check_number
-from mooring.rules.averaging import average, check_decay
-from mooring.rules.ewc import fisher_observed
+from mooring.rules.ewc import average, check_decay, fisher_observed
 from mooring.rules.importance import Importance, Iteration, State
 from mooring.rules.si import path_integral
 

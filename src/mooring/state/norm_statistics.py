@@ -41,7 +41,12 @@ class NormStatistics:
     """
 
     def __init__(
-        self, model: nn.Module, exclude: tuple[str, ...], held: Callable[[], Sequence[Tensor]], mode: str, pull: Pull
+        self,
+        model: nn.Module,
+        exclude: tuple[str, ...],
+        held: Callable[[], Sequence[Tensor]],
+        mode: str,
+        pull: Pull | None,
     ) -> None:
         self.model, self.exclude, self.held, self.mode = model, exclude, held, mode
         self._merges = mode == "follow" and merges_weights(pull)
@@ -93,7 +98,7 @@ class NormStatistics:
         return norm_buffers(self.model, self.exclude, self.held())
 
 
-def merges_weights(pull: Pull) -> bool:
+def merges_weights(pull: Pull | None) -> bool:
     """Return whether a pull acts once per task, on the weights that the task ended with."""
     return isinstance(pull, ParameterPull) and pull.every == "task"
 

@@ -1,8 +1,7 @@
-"""`ParameterState`, the state of a moored parameter, and `ParameterSteps`, those with a gradient in a step."""
+"""`ParameterState`, the state of one moored parameter."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,11 +9,8 @@ from torch import Tensor
 from mooring.curvature.kronecker_factors import KroneckerFactors
 from mooring.distributed.dtensor import local_tensor
 from mooring.rules import State
-from mooring.rules.pull import Number
 from mooring.state.quantization import QuantizedImportance
 from mooring.state.resizing import copy_rows, resized_factors, resized_importance
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -150,79 +146,3 @@ class ParameterState:
         self.previous = None if self.previous is None else arrange(self.previous[rows])
         if self.factors:
             self.factors.select_runs(rows)
-
-
-class ParameterSteps:
-    """The moored parameters that have a gradient in a step; kept from step to step as long as they are the same.
-
-    What belongs to a parameter has its index in each list. An object for each of thousands of parameters would take the
-    host longer than the rest of a step.
-
-    Args:
-        states: the states of the parameters.
-
-    Attributes:
-        parameters: the parameters.
-        own_gradients: what each parameter has as its gradient when the step begins.
-        g: the gradients of the task's loss on this rank's parts; nothing writes to them until the step is over.
-        rates: the learning rates.
-        grad_scales: the factor of g in the gradient that the optimizer gets: -1 if it maximizes, GradScaler's scale if
-            a fused kernel unscales; None is 1.
-        updates: whether this step changes the importance of each parameter; None if it changes all.
-        plain: whether neither a parameter nor a gradient is sharded.
-    """
-
-    def __init__(self, states: list[ParameterState]) -> None:
-        self.states, self.parameters = states, [state.parameter for state in states]
-        self.own_gradients: list[Tensor] = []
-        self.g: list[Tensor] = []
-        self.rates: list[Number] = []
-        self.grad_scales: list[Number | None] = []
-        self.updates: list[bool] | None = None
-        self.plain = True
-        self._parts: dict[str, tuple[list[int], ParameterSteps]] = {}
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def chosen(self, indices: Sequence[int]) -> "ParameterSteps":
-        """Return the steps at some indices; the object itself if these are all."""
-        if len(indices) == len(self):
-            return self
-        return self._filled(ParameterSteps(select(self.states, indices)), indices)
-
-    def part(self, kind: str, belongs: Callable[[ParameterState], bool]) -> "ParameterSteps":
-        """Return the steps of the states of one kind; which these are is determined once."""
-        if kind not in self._parts:
-            indices = [index for index, state in enumerate(self.states) if belongs(state)]
-            self._parts[kind] = indices, self.chosen(indices)
-        indices, part = self._parts[kind]
-        return part if part is self else self._filled(part, indices)
-
-    def _filled(self, part: "ParameterSteps", indices: Sequence[int]) -> "ParameterSteps":
-        """Set the gradients, rates and flags of this step in a part of the steps."""
-        part.own_gradients, part.g = select(self.own_gradients, indices), select(self.g, indices)
-        part.rates, part.grad_scales = select(self.rates, indices), select(self.grad_scales, indices)
-        part.updates, part.plain = self.updates and select(self.updates, indices), self.plain
-        return part
-
-    def forget_parts(self) -> None:
-        """Forget which states are of which kind, because that has changed."""
-        self._parts = {}
-
-    def release(self) -> None:
-        """Drop the references to gradients, whose memory is not kept between steps."""
-        self.own_gradients, self.g, self.updates = [], [], None
-        for _, part in self._parts.values():
-            if part is not self:
-                part.release()
-
-    def numbers(self, index: int) -> dict[str, Number]:
-        """Return the learning rate of a parameter, and the factor of the gradient if there is one."""
-        rate, scale = self.rates[index], self.grad_scales[index]
-        return {"lr": rate} if scale is None else {"lr": rate, "grad_scale": scale}
-
-
-def select(values: Sequence[T], indices: Sequence[int]) -> list[T]:
-    """Return the values at increasing indices, which are often all of them."""
-    return list(values) if len(indices) == len(values) else [values[index] for index in indices]
