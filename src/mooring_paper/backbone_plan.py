@@ -9,8 +9,8 @@ from mooring_lab.streams.stream import Stream
 from mooring_lab.study.pretraining import RECIPES, Note, Pretraining, Report, pretrain_missing, settings_by_recipe
 from mooring_lab.study.study import check_device
 from mooring_paper.context.paper_context import PaperContext
-from mooring_paper.context.scale import BackboneLevel, Scale
-from mooring_paper.targets import TARGETS, Target, training_cost
+from mooring_paper.context.scale import Scale
+from mooring_paper.targets import TARGETS, Target
 
 RANDOM_START = "none"
 """The name of the recipe that pre-trains nothing."""
@@ -89,9 +89,8 @@ def plan_backbones(
         raise unknown("recipe", recipe, (*RECIPES, RANDOM_START))
     if recipe == RANDOM_START:
         return BackbonePlan({}, [])
-    costs = training_cost(targets, scale)
-    sources = [TARGETS[name] for name, cost in costs.items() if cost.models and name != "fig-backbone"]
-    networks = dict.fromkeys(condition.network for target in sources for condition in target.conditions(scale))
+    names = dict.fromkeys(name for target in targets for name in (*target.needs, target.name))
+    networks = dict.fromkeys(getattr(scale, field) for name in names for field in TARGETS[name].networks)
     seeds = {scale.second_network: second_seeds or scale.seeds, scale.network: scale.seeds}
     missing = [network for network in networks if network not in given]
     if missing and scale.pretraining is None:
@@ -101,11 +100,11 @@ def plan_backbones(
             f"backbones with {' and '.join(options)}, or say --recipe none for random weights"
         )
     backbones = {network: settings_by_recipe(recipe, network=network, seeds=seeds[network]) for network in missing}
-    selected = "fig-backbone" in costs and scale.pretraining is not None
-    levels = [level for level in scale.levels if selected and isinstance(level, BackboneLevel)]
+    selected = "fig-backbone" in names and scale.pretraining is not None
+    levels = scale.levels if selected else ()
     return BackbonePlan(
         backbones,
-        [settings_by_recipe(level.recipe, network=scale.network, epochs=level.epochs) for level in levels],
+        [settings_by_recipe(name, network=scale.network, epochs=epochs) for name, epochs in levels],
     )
 
 

@@ -156,18 +156,3 @@ def changed_seeds(scale: Scale, condition: Condition) -> int:
         [5, 3]
     """
     return scale.seeds if condition.regime == scale.regimes[0] else min(scale.seeds, MAX_SEEDS_ELSEWHERE)
-
-
-def count_models(scale: Scale) -> int:
-    """Return how many models are trained at most under each condition, on average: if every method differs.
-
-    Example:
-        >>> from mooring_paper.context.scale import MINIATURE, PAPER
-        >>> count_models(MINIATURE), count_models(PAPER)
-        (241, 538)
-    """
-    conditions, total = scale.conditions(), 0
-    for condition in conditions:
-        changes = sum(c.trains for method in ROWS for c in applicable_changes(scale, condition, method))
-        total += len(ROWS) * scale.seeds + changes * changed_seeds(scale, condition)
-    return -(-total // len(conditions))

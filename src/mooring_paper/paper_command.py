@@ -15,16 +15,15 @@ from mooring_lab.cli.pretrain_command import interruptible
 from mooring_lab.cli.progress_bar import progress_bar
 from mooring_lab.cli.terminal_tables import as_json
 from mooring_lab.model.atomic_files import check_writable
-from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.precision import deterministic
 from mooring_lab.streams.progress_callback import ProgressCallback
 from mooring_lab.study.store import lock_study
 from mooring_paper.backbone_plan import BackbonePlan, backbone_folder, plan_backbones
 from mooring_paper.context.paper_context import PaperContext
-from mooring_paper.context.scale import MINIATURE, PAPER, Scale
+from mooring_paper.context.scale import MINIATURE, PAPER
 from mooring_paper.page.page_writer import write_page
 from mooring_paper.page.verdict import verdict_sentences
-from mooring_paper.targets import TARGETS, Target, describe_items, run_targets, select_targets, training_cost
+from mooring_paper.targets import TARGETS, run_targets, select_targets
 
 TRAINING_DEVICES = ("cpu", "cuda")
 TARGET_LIST = "; ".join(f"{target.name}: {target.summary}" for target in TARGETS.values())
@@ -69,14 +68,9 @@ def paper(
     """Reproduce the paper: train what has no result yet, and write a page that compares our numbers with its own."""
     if trained_on not in (None, *TRAINING_DEVICES):
         raise unknown("device for --trained-on", trained_on, TRAINING_DEVICES)
-    if not select_targets(targets):  # formulas, which need no data
-        typer.echo("\n".join(describe_items(targets)))
-        return
+    select_targets(targets)  # refuse a wrong name before a missing folder
     scale = (MINIATURE if miniature else PAPER).with_data(data, _names(sets)).with_seeds(seeds, max_seeds)
-    selected, items = select_targets(targets, scale.missing_data), describe_items(targets, scale.missing_data)
-    if not selected:
-        typer.echo("\n".join(items))
-        return
+    selected = select_targets(targets, scale.missing_data)
     check_writable(out, create=False)
     if scale.second_network == scale.network:
         for name, value in (("--other-init", other_init), ("--second-seeds", second_seeds)):
@@ -87,8 +81,6 @@ def paper(
     plan = plan_backbones(selected, scale, recipe, given=backbones, second_seeds=second_seeds)
     study = open_study(flags)
     context = PaperContext(study, scale, backbones, trained_on)
-    if not flags.quiet:
-        print(*items, _cost_line(selected, scale), sep="\n", file=sys.stderr)
     _pretrain(plan, context, flags)
     results = run_targets(selected, context)
     study.store.log(command_line())
@@ -148,15 +140,3 @@ def _portable_command(data: Path | None, files: list[Path]) -> str:
     for path, name in names.items():
         words = [name if word == path else word.replace(f"={path}", f"={name}") for word in words]
     return shlex.join(["mooring", *(word.replace("--trained-on", "--device") for word in words)])
-
-
-def _cost_line(targets: list[Target], scale: Scale) -> str:
-    """Return a line with an upper bound on what will be trained."""
-    costs = {name: cost for name, cost in training_cost(targets, scale).items() if cost.models}
-    by_target = ", ".join(f"{name} {cost.models}" for name, cost in costs.items())
-    total = pluralize(sum(cost.models for cost in costs.values()), "model")
-    steps = sum(cost.steps for cost in costs.values())
-    if not steps:
-        return f"{total} to train"
-    work = f"{total} on {', '.join(scale.streams)}, about {steps:.2g} iterations in total ({by_target})"
-    return f"at most {work}; existing results are reused"

@@ -23,7 +23,7 @@ from mooring_lab.study.store import Store
 from mooring_lab.study.study import Study
 from mooring_paper.backbone_plan import plan_backbones
 from mooring_paper.context.paper_context import PaperContext
-from mooring_paper.context.scale import PAPER, BackboneLevel
+from mooring_paper.context.scale import PAPER
 from mooring_paper.paper_command import paper
 from mooring_paper.targets import select_targets
 from one_line import refused
@@ -119,7 +119,7 @@ def test_both_networks_are_pretrained_on_cifar10_of_the_data_folder(tmp_path, fo
             images.append({"bytes": buffer.getvalue(), "path": None})
         table = pa.table({"img": images, "label": list(range(10))})
         pq.write_table(table, data / f"{kind}-00000-of-00001.parquet")
-    scale = replace(PAPER, seeds=2, levels=(BackboneLevel("strong", 1),)).with_data(folder_without_cifar10)
+    scale = replace(PAPER, seeds=2, levels=(("strong", 1),)).with_data(folder_without_cifar10)
     plan = plan_backbones(select_targets(["all"]), scale, "paper", second_seeds=1)
     shorter = {network: replace(settings, epochs=1) for network, settings in plan.backbones.items()}
     context = PaperContext(Study(tmp_path / "p.sqlite"), scale)

@@ -9,7 +9,6 @@ from mooring_lab.model.spec import RunSpec
 from mooring_paper.context.scale import REGULARIZERS
 from mooring_paper.figures import cka
 from mooring_paper.tables import grid_search
-from mooring_paper.targets import TARGETS
 
 CLAIM_COLUMNS = ("deep CKA is higher", "surely higher", "forgets less", "surely less")
 
@@ -40,7 +39,7 @@ def verdicts(row):
 
 def test_every_method_is_trained_and_has_a_row(context, result):
     assert result.name == "fig-cka"
-    assert len(result.results) == TARGETS["fig-cka"].count(context.scale) == 22
+    assert len(result.results) == 22
     stored = context.study.results()
     searched = [run for run in stored if run.spec.data == context.search_stream("digits").fingerprint]
     assert len(stored) == 22 + len(searched)

@@ -10,8 +10,8 @@ from mooring_lab.model.spec import RunSpec
 from mooring_lab.model.summary import summarize
 from mooring_lab.study.protocol import choose_settings
 from mooring_paper.claims import claims_table, table_claims
-from mooring_paper.claims.extended_rows import ExtendedRows
-from mooring_paper.claims.method_pairs import MethodPair, claim_on_every_pair, decide_pairs
+from mooring_paper.claims.claims_table import ExtendedRows
+from mooring_paper.claims.method_pairs import MethodPair, PairGroup, decide_pairs
 from mooring_paper.claims.sequential_verdict import LookSchedule, decide
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY
@@ -76,8 +76,12 @@ WORSE = [row(name, [60.0, 60.1, 59.9], forgotten=3.0) for name in REGULARIZERS]
 BROKEN = [row(name, [60.0] * 3, unstable=(0, 1, 2) if name == "si" else ()) for name in REGULARIZERS]
 
 
+def by_method(rows):
+    return {row.setting.method: row for row in rows}
+
+
 def explicit_pairs(rows, condition=CONDITION):
-    return table_claims._pairs({condition: rows}, EXPLICIT, REGULARIZERS)
+    return PairGroup.of({condition: by_method(rows)}, table_claims.EXPLICIT_PAIRS, LOOKS)
 
 
 def verdicts(claims):
@@ -87,20 +91,20 @@ def verdicts(claims):
 def test_explicit_step_is_compared_with_its_penalty_and_with_replay():
     replay = [row(name, [68.0, 68.1, 67.9], forgotten=1.0) for name in REPLAY]
     better = explicit_pairs([*BETTER, *WORSE])
-    assert verdicts(table_claims._explicit_against_penalty(better, LOOKS, "here")) == ["holds"] * 2
-    assert verdicts(table_claims._against_replay({CONDITION: [*BETTER, *replay]}, LOOKS)) == ["holds"] * 2
+    assert verdicts(table_claims._explicit_against_penalty(better, "here")) == ["holds"] * 2
+    assert verdicts(table_claims._against_replay({CONDITION: by_method([*BETTER, *replay])}, LOOKS)) == ["holds"] * 2
     inferior = [row(name, [55.0, 55.1, 54.9], forgotten=9.0) for name in EXPLICIT] + WORSE
-    claims = table_claims._explicit_against_penalty(explicit_pairs(inferior), LOOKS, "here")
+    claims = table_claims._explicit_against_penalty(explicit_pairs(inferior), "here")
     assert verdicts(claims) == ["does not hold"] * 2
-    without_replay = table_claims._against_replay({CONDITION: inferior}, LOOKS)
+    without_replay = table_claims._against_replay({CONDITION: by_method(inferior)}, LOOKS)
     assert verdicts(without_replay) == ["not decided"] * 2
     assert "over 0 of 8 pairs (mlp, 1-epoch, digits)" in without_replay[0].definition
 
 
 def test_one_opposite_pair_refutes_consistency():
-    assert verdicts(table_claims._every_pair_gains(explicit_pairs([*BETTER, *WORSE]), LOOKS)) == ["holds"] * 2
+    assert verdicts(table_claims._every_pair_gains(explicit_pairs([*BETTER, *WORSE]))) == ["holds"] * 2
     opposite = [*BETTER[1:], row(EXPLICIT[0], [50.0, 50.1, 49.9], forgotten=9.0), *WORSE]
-    claims = table_claims._every_pair_gains(explicit_pairs(opposite), LOOKS)
+    claims = table_claims._every_pair_gains(explicit_pairs(opposite))
     assert verdicts(claims) == ["does not hold"] * 2
     assert claims[0].ours == "better in 3 of 4 pairs, worse in 1"
 
@@ -108,14 +112,14 @@ def test_one_opposite_pair_refutes_consistency():
 def test_refutation_by_one_of_several_pairs_is_corrected_for_their_number():
     """A pair that is worse at 95 % alone is no exception among four."""
     slightly_worse = row(EXPLICIT[0], [59.0, 59.4, 58.6])
-    alone = [pair(slightly_worse, row("ewc", [60.0] * 3))]
-    assert table_claims._every_pair_gains(alone, LOOKS)[0].verdict == "does not hold"
-    among = [*explicit_pairs([*BETTER[1:], *WORSE])[1:], *alone]
-    assert table_claims._every_pair_gains(among, LOOKS)[0].verdict == "not decided"
+    alone = PairGroup((pair(slightly_worse, row("ewc", [60.0] * 3)),), LOOKS)
+    assert table_claims._every_pair_gains(alone)[0].verdict == "does not hold"
+    among = PairGroup((*explicit_pairs([*BETTER[1:], *WORSE]).pairs[1:], *alone.pairs), LOOKS)
+    assert table_claims._every_pair_gains(among)[0].verdict == "not decided"
 
 
 def test_consistency_is_not_decided_if_a_pair_is_missing():
-    claim = table_claims._every_pair_gains(explicit_pairs([*BETTER, *BROKEN]), LOOKS)[0]
+    claim = table_claims._every_pair_gains(explicit_pairs([*BETTER, *BROKEN]))[0]
     assert (claim.verdict, claim.papers) == ("not decided", "")
     assert claim.ours == (
         "better in 3 of 4 pairs, worse in 0; without explicit-si against si on digits in 1-epoch, where a run did not "
@@ -125,50 +129,52 @@ def test_consistency_is_not_decided_if_a_pair_is_missing():
 
 def test_papers_number_is_the_mean_of_its_tables_over_the_same_pairs():
     condition = PAPER.conditions()[0]
-    accuracy = table_claims._explicit_against_penalty(explicit_pairs([*BETTER, *WORSE], condition), LOOKS, "here")[0]
+    accuracy = table_claims._explicit_against_penalty(explicit_pairs([*BETTER, *WORSE], condition), "here")[0]
     # 63.8 - 62.5, 64.0 - 63.9, 63.9 - 61.2, 63.8 - 63.9
     assert accuracy.papers == "+1.00 by its tables over the same pairs"
     assert "over 4 pairs (cnn6, 1-epoch, cifar100)" in accuracy.definition
     pairs = explicit_pairs([*BETTER, *BROKEN], condition)
-    accuracy, forgetting = table_claims._explicit_against_penalty(pairs, LOOKS, "here")
+    accuracy, forgetting = table_claims._explicit_against_penalty(pairs, "here")
     assert accuracy.papers == "+0.43 by its tables over the same pairs"  # without 63.9 - 61.2
     # 2.07 - 0.08, 0.56 - 0.06, 0.54 - 0.09
     assert forgetting.papers == "+0.98 by its tables over the same pairs"
     assert "over 3 of 4 pairs (cnn6, 1-epoch, cifar100)" in accuracy.definition
     assert "without explicit-si against si on cifar100 in 1-epoch" in accuracy.ours
-    assert table_claims._every_pair_gains(pairs, LOOKS)[0].papers == "in 2 of the same 3 by its tables"
+    assert table_claims._every_pair_gains(pairs)[0].papers == "in 2 of the same 3 by its tables"
 
 
 def test_methods_without_a_setting_count_as_missing_pairs():
-    claim = table_claims._explicit_against_penalty(explicit_pairs([*BETTER, *WORSE[:3]]), LOOKS, "here")[0]
+    claim = table_claims._explicit_against_penalty(explicit_pairs([*BETTER, *WORSE[:3]]), "here")[0]
     assert "over 3 of 4 pairs" in claim.definition
     assert "without explicit-rwalk against rwalk on digits" in claim.ours
 
 
 def test_gains_are_compared_between_data_sets_by_seed():
     cifar, flowers = PAPER.conditions()[:2]
-    rows = {cifar: [*BETTER, *WORSE], flowers: [*(row(n, [80.0, 80.2, 79.8]) for n in EXPLICIT), *WORSE]}
-    competitive, more = table_claims._long_streams(table_claims._pairs(rows, EXPLICIT, REGULARIZERS), LOOKS)
+    better = [row(name, [80.0, 80.2, 79.8]) for name in EXPLICIT]
+    rows = {cifar: by_method([*BETTER, *WORSE]), flowers: by_method([*better, *WORSE])}
+    competitive, more = table_claims._long_streams(PairGroup.of(rows, table_claims.EXPLICIT_PAIRS, LOOKS))
     assert (competitive.verdict, more.verdict) == ("does not hold", "holds")
     assert more.ours.startswith("+15.00")
     # 60.0 - 41.3, 59.6 - 57.5, 59.9 - 36.2 and 59.4 - 44.9 on average, less the 1.00 on cifar100
     assert more.papers == "+13.75 by its tables over the same pairs"
-    assert not table_claims._long_streams(explicit_pairs([*BETTER, *WORSE]), LOOKS)  # no cifar100
+    assert not table_claims._long_streams(explicit_pairs([*BETTER, *WORSE]))  # no cifar100
 
 
 # The largest gain
 
 
 def largest_gain(rows, at_paper_settings=(), condition=CONDITION, scale=MINIATURE):
-    own = explicit_pairs(at_paper_settings, condition) if at_paper_settings else []
-    return table_claims._largest_gain(explicit_pairs(rows, condition), own, LOOKS, scale)
+    return table_claims._largest_gain(
+        explicit_pairs(rows, condition), explicit_pairs(at_paper_settings, condition), scale
+    )
 
 
 def test_largest_gain_is_named():
     claim = largest_gain([*BETTER, *WORSE])
     assert claim.verdict == "does not hold"
     assert claim.ours == "at most +5.00 [+4.75, +5.25], explicit-ewc against ewc on digits in 1-epoch"
-    assert table_claims._largest_gain([], [], LOOKS, MINIATURE).verdict == "not decided"
+    assert table_claims._largest_gain(PairGroup((), LOOKS), PairGroup((), LOOKS), MINIATURE).verdict == "not decided"
 
 
 def test_largest_gain_is_not_refuted_without_the_papers_own_pair():
@@ -207,21 +213,24 @@ def test_largest_gain_holds_although_another_pair_is_missing():
 def test_plain_is_not_inferior_to_ewc_without_the_papers_own_pair():
     """In the paper, plain gains most on Caltech-256."""
     cifar, _, caltech = PAPER.second_conditions()
+
+    def claim(rows):
+        tables = {condition: by_method(table) for condition, table in rows.items()}
+        return table_claims._plain_against_ewc(PairGroup.of(tables, [("plain", "ewc")], LOOKS), PAPER)
+
     inferior = [row("plain", [50.0, 50.1, 49.9]), *WORSE]
-    claim = table_claims._plain_against_ewc({cifar: inferior}, LOOKS, PAPER)
-    assert (claim.verdict, claim.papers) == ("not decided", "in 1 of the same 1 by its tables")
-    assert "plain against ewc on caltech256 in 1-epoch, was not trained" in claim.ours
-    both = {cifar: inferior, caltech: inferior}
-    assert table_claims._plain_against_ewc(both, LOOKS, PAPER).verdict == "does not hold"
-    superior = {cifar: [row("plain", [70.0, 70.1, 69.9]), *WORSE]}
-    assert table_claims._plain_against_ewc(superior, LOOKS, PAPER).verdict == "holds"
-    assert table_claims._plain_against_ewc({}, LOOKS, PAPER).verdict == "not decided"
+    untrained = claim({cifar: inferior})
+    assert (untrained.verdict, untrained.papers) == ("not decided", "in 1 of the same 1 by its tables")
+    assert "plain against ewc on caltech256 in 1-epoch, was not trained" in untrained.ours
+    assert claim({cifar: inferior, caltech: inferior}).verdict == "does not hold"
+    assert claim({cifar: [row("plain", [70.0, 70.1, 69.9]), *WORSE]}).verdict == "holds"
+    assert claim({}).verdict == "not decided"
 
 
 def test_simple_penalties_are_compared_with_the_popular_ones():
     simple = [row(name, [64.0, 64.1, 63.9], forgotten=0.2) for name in ("uniform", "random")]
-    rows = {CONDITION: [row("plain", [50.0, 50.1, 49.9], forgotten=9.0), *WORSE, *simple]}
-    assert verdicts(table_claims._simple(rows, LOOKS)) == ["holds"] * 3
+    rows = {CONDITION: by_method([row("plain", [50.0, 50.1, 49.9], forgotten=9.0), *WORSE, *simple])}
+    assert verdicts(table_claims._against_simple(rows, LOOKS)) == ["holds"] * 3
 
 
 # More seeds
@@ -265,18 +274,20 @@ def test_undecided_pairs_stop_at_the_last_look():
 
 def test_only_undecided_pairs_of_a_claim_want_more_seeds():
     clear = pair(row("explicit-si", [65.0, 65.1, 64.9, 65.0, 65.0]), row("si", [60.0] * 5))
-    claim = claim_on_every_pair("", "", [clear, noisy_pair(5)], "accuracy", FOUR_LOOKS)
+    claim = PairGroup((clear, noisy_pair(5)), FOUR_LOOKS).every("", "", "accuracy")
     assert {r.setting.method for r, _ in claim.wanted} == {"explicit-ewc", "ewc"}
-    claim = claim_on_every_pair("", "", [clear, noisy_pair(20)], "accuracy", FOUR_LOOKS)
+    claim = PairGroup((clear, noisy_pair(20)), FOUR_LOOKS).every("", "", "accuracy")
     assert (claim.verdict, claim.wanted, claim.to_row()["seeds"]) == ("holds", (), "5 to 20")
 
 
 def test_more_seeds_are_not_wanted_for_a_verdict_out_of_reach():
     """A missing pair can not be made up for: the noisy pair would have to be worse to refute the claim."""
     broken = pair(row("explicit-si", [65.0] * 5), row("si", [60.0] * 5, unstable=(3,)))
-    claim = claim_on_every_pair("", "", [broken, noisy_pair(5)], "accuracy", FOUR_LOOKS)
+    claim = PairGroup((broken, noisy_pair(5)), FOUR_LOOKS).every("", "", "accuracy")
     assert (claim.verdict, claim.wanted) == ("not decided", ())
-    claim = claim_on_every_pair("", "", [broken, noisy_pair(5).swapped], "accuracy", FOUR_LOOKS)
+    claim = PairGroup((broken, PairGroup((noisy_pair(5),), FOUR_LOOKS).swapped.pairs[0]), FOUR_LOOKS).every(
+        "", "", "accuracy"
+    )
     assert {r.setting.method for r, _ in claim.wanted} == {"explicit-ewc", "ewc"}
 
 
@@ -394,7 +405,7 @@ def test_claims_read_the_runs_of_other_targets_and_train_only_added_seeds(contex
     added = {run.spec for run in result.results if run.spec.key not in trained}
     assert added
     assert {spec.seed for spec in added} == set(range(seeds, context.scale.max_seeds))
-    assert len(context.study.results()) == before + len(added) <= before + TARGETS["claims"].count(context.scale)
+    assert len(context.study.results()) == before + len(added)
     claims = [row for table in result.tables for row in table.rows]
     assert len({claim["claim"] for claim in claims}) == len(claims)
     assert {claim["verdict"] for claim in claims} <= {"holds", "does not hold", "not decided"}
@@ -412,7 +423,7 @@ def test_added_seeds_take_the_backbones_in_turn(fresh_context, monkeypatch):
     monkeypatch.setattr(
         fresh_context,
         "run",
-        lambda specs: {s: results.get(s) or Result(s, "finished", "", [1.0], [[9.0]]) for s in specs},
+        lambda specs, **_: {s: results.get(s) or Result(s, "finished", "", [1.0], [[9.0]]) for s in specs},
     )
     extended = ExtendedRows(fresh_context)
     (base,) = summarize_seeds(results.values())

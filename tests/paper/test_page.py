@@ -14,22 +14,22 @@ from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.study.pretraining import RECIPES
 from mooring_lab.study.study import Study
+from mooring_paper.ablations import explain, measure_effects
 from mooring_paper.changes import BASE
 from mooring_paper.claims.claim import Claim
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import EXPLICIT, PAPER
 from mooring_paper.context.seed_statistics import summarize_seeds
 from mooring_paper.context.target_result import ResultTable, TargetResult
-from mooring_paper.effects import explain, measure_effects
 from mooring_paper.page.difference_notes import difference_lines
 from mooring_paper.page.page_writer import write_page
 from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
 from mooring_paper.page.verdict import verdict_sentences
-from mooring_paper.paper_command import _cost_line, _portable_command
+from mooring_paper.paper_command import _portable_command
 from mooring_paper.published.published_numbers import published
 from mooring_paper.tables import accuracy_tables
 from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
-from mooring_paper.targets import TARGETS, select_targets, training_cost
+from mooring_paper.targets import select_targets
 
 CIFAR, FLOWERS = PAPER.conditions()[:2]  # one epoch
 SEEDS = range(5)
@@ -292,17 +292,6 @@ def test_figures_are_in_the_page_and_in_files(fresh_context, tmp_path):
 
 
 # Runs, cost and command
-
-
-def test_cost_counts_iterations_before_any_data_is_read():
-    scale = replace(PAPER, streams={"cifar100": PAPER.streams["cifar100"]})
-    roots = training_cost(select_targets(["roots"]), scale)["roots"]
-    assert (roots.models, roots.steps) == (60, 60 * 7 * 500)
-    grids = training_cost(select_targets(["grids"]), scale)["grids"]
-    assert grids.steps == 350 * 3 * (500 + 30 * 20 + 500)  # two regimes, and the first for the second network
-    assert "about 2.1e+05 iterations in total (roots 60)" in _cost_line(select_targets(["roots"]), scale)
-    costs = training_cost(select_targets(["all"]), PAPER)
-    assert all(cost.steps > 0 for name, cost in costs.items() if TARGETS[name].count(PAPER))
 
 
 def test_command_on_the_page_has_no_local_folders(monkeypatch):

@@ -8,7 +8,7 @@ from mooring_lab.model.results import Result
 from mooring_lab.model.summary import Row
 from mooring_lab.streams.stream import Stream
 from mooring_paper.claims.claim import Claim, claim_on_count, count_verdict, describe_conditions, list_names
-from mooring_paper.claims.method_pairs import MethodPair, claim_on_mean
+from mooring_paper.claims.method_pairs import MethodPair, PairGroup
 from mooring_paper.claims.sequential_verdict import LookSchedule, Verdict
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import REGULARIZERS, Condition
@@ -16,6 +16,7 @@ from mooring_paper.context.seed_statistics import summarize_seeds
 from mooring_paper.figures import negative_importance, violations
 from mooring_paper.figures.negative_importance import POSITIVE
 from mooring_paper.figures.violations import (
+    CLAMPED,
     unstable_under_penalty,
     violated_after_any_task,
     violations_after_first_task,
@@ -33,9 +34,6 @@ ACCURACY_TOLERANCE = 1.0
 
 NEGATIVE = "si-flipped"
 """The variant of SI that always has negative scores."""
-
-CLAMPED = "clamped-"
-"""The prefix of clamped methods."""
 
 
 def claims(context: PaperContext, looks: LookSchedule, extend: Callable[[Row], Row]) -> list[Claim]:
@@ -152,12 +150,11 @@ def _weak_penalty(
     weakest = min((row.setting.strength for row in rows if row.setting.strength is not None), default=None)
     plain = {row.setting.data: row for row in rows if row.setting.method == "plain"}
     negative = [row for row in rows if row.setting.method == NEGATIVE and row.setting.strength == weakest]
-    return claim_on_mean(
+    pairs = tuple(_pair(row, plain[row.setting.data], conditions, extend) for row in negative)
+    return PairGroup(pairs, looks).mean(
         "A strength small enough for negative scores has no more effect than plain fine-tuning.",
-        f"mean difference in accuracy, {NEGATIVE} with the smallest strength of the grid minus plain",
-        [_pair(row, plain[row.setting.data], conditions, extend) for row in negative],
+        f"accuracy, {NEGATIVE} with the smallest strength of the grid minus plain",
         "accuracy",
-        looks,
         papers="similar",
         low=-ACCURACY_TOLERANCE,
         high=ACCURACY_TOLERANCE,
@@ -210,20 +207,16 @@ def _clamping(
             pairs += [_pair(rows[True], clamped[0], conditions, extend) for rows in unstable]
             extremes.append(_pair(clamped[0], clamped[-1], conditions, extend))
     return [
-        claim_on_mean(
+        PairGroup(tuple(pairs), looks).mean(
             "Clamped penalties are accurate at strengths that are unstable without clamping.",
-            "mean difference in accuracy, clamped at each strength that is unstable without clamping minus clamped at "
-            "the weakest strength of the same sweep",
-            pairs,
+            "accuracy, clamped at each strength that is unstable without clamping minus clamped at the weakest "
+            "strength of the same sweep",
             "accuracy",
-            looks,
         ),
-        claim_on_mean(
+        PairGroup(tuple(extremes), looks).mean(
             "With clamping, a very large strength makes a model learn less of new tasks.",
-            "mean difference in accuracy directly after a task, clamped at the weakest strength minus clamped at the "
-            "largest of the same sweep",
-            extremes,
+            "accuracy directly after a task, clamped at the weakest strength minus clamped at the largest of the same "
+            "sweep",
             "learned",
-            looks,
         ),
     ]

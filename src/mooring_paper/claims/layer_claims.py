@@ -1,11 +1,11 @@
 """The claims about layers and the explicit step: the unrolled form, depth, balanced importance and the root."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from mooring_lab.model.summary import Row
 from mooring_paper.claims.claim import Claim, claim_on_count, describe_conditions, list_names
-from mooring_paper.claims.method_pairs import MethodPair, claim_on_mean
+from mooring_paper.claims.method_pairs import MethodRows, PairGroup
 from mooring_paper.claims.sequential_verdict import LookSchedule
 from mooring_paper.context.paper_context import MethodRuns, PaperContext
 from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, Condition
@@ -15,8 +15,6 @@ from mooring_paper.figures.cka import deep_cka, shallow_cka, train_balanced
 from mooring_paper.figures.importance_by_layer import depth_correlation, relative_to_mean, train_regularizers
 from mooring_paper.figures.roots import ROOTS, train_roots
 
-MethodRows = Mapping[Condition, Mapping[str, Row]]
-
 FLOAT64_TOLERANCE = 1e-10
 """Relative differences in float64 below this are rounding."""
 
@@ -25,9 +23,6 @@ FREE_FRACTION = 0.9
 
 ACCURACY_TOLERANCE = 1.0
 """Points of accuracy within which two forms are comparable."""
-
-FORGETTING_TOLERANCE = 0.5
-"""Points of forgetting within which two roots are equivalent."""
 
 
 def claims(context: PaperContext, looks: LookSchedule, extend: Callable[[Row], Row]) -> list[Claim]:
@@ -48,12 +43,6 @@ def _rows(conditions: Sequence[Condition], runs: MethodRuns, extend: Callable[[R
         condition: {name: extend(*summarize_seeds(results)) for name, results in runs[condition.data].items()}
         for condition in conditions
     }
-
-
-def _pairs(rows: MethodRows, methods: Sequence[tuple[str, str]]) -> list[MethodPair]:
-    return [
-        MethodPair(condition, (a, b), (table[a], table[b])) for condition, table in rows.items() for a, b in methods
-    ]
 
 
 def _unrolled(context: PaperContext) -> list[Claim]:
@@ -111,75 +100,52 @@ def _depth(context: PaperContext) -> list[Claim]:
 
 
 def _balance(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
-    balanced = _pairs(rows, [(f"balanced-{name}", name) for name in REGULARIZERS])
+    same, balanced = (
+        PairGroup.of(rows, [(f"{prefix}{name}", name) for name in REGULARIZERS], looks) for prefix in ("", "balanced-")
+    )
     return [
-        claim_on_mean(
+        same.mean(
             "Penalties let deep layers change more than early ones.",
-            "mean difference in CKA to the model after the first task, first minus deeper half of the layers, with "
+            "CKA to the model after the first task, first minus deeper half of the layers, with "
             f"{list_names(REGULARIZERS)}",
-            _pairs(rows, [(name, name) for name in REGULARIZERS]),
             shallow_cka,
-            looks,
             second_metric=deep_cka,
             spec="+.4f",
         ),
-        claim_on_mean(
+        balanced.mean(
             "Balanced importance preserves the representations of deep layers.",
-            "mean difference in CKA of the deeper half of the layers, balanced minus plain form of the same penalty",
-            balanced,
+            "CKA of the deeper half of the layers, balanced minus plain form of the same penalty",
             deep_cka,
-            looks,
             spec="+.4f",
         ),
-        claim_on_mean(
+        balanced.swapped.mean(
             "Balanced importance forgets less.",
-            "mean difference in forgetting, plain minus balanced form of the same penalty",
-            [pair.swapped for pair in balanced],
+            "forgetting, plain minus balanced form of the same penalty",
             "forgetting",
-            looks,
         ),
-        claim_on_mean(
+        balanced.mean(
             "Balanced importance is comparable in accuracy.",
-            "mean difference in accuracy, balanced minus plain form of the same penalty",
-            balanced,
+            "accuracy, balanced minus plain form of the same penalty",
             "accuracy",
-            looks,
             papers="comparable",
             low=-ACCURACY_TOLERANCE,
         ),
     ]
 
 
-def _roots(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
-    def pairs(first: str, second: str) -> list[MethodPair]:
-        return _pairs(rows, [(f"{name}{ROOTS[first]}", f"{name}{ROOTS[second]}") for name in EXPLICIT])
+ROOT_CLAIMS = (
+    ("The square root in R forgets less than the plain ratio.", "plain ratio", "square root", 0.0, math.inf),
+    ("The cube root in R forgets less than the plain ratio.", "plain ratio", "cube root", 0.0, math.inf),
+    ("The choice of the root does not matter.", "cube root", "square root", -0.5, 0.5),
+)
+"""Statements, the two roots, and the bounds of their difference in forgetting."""
 
-    measure = "mean difference in forgetting of the explicit step"
-    return [
-        claim_on_mean(
-            "The square root in R forgets less than the plain ratio.",
-            f"{measure}, plain ratio minus square root",
-            pairs("plain ratio", "square root"),
-            "forgetting",
-            looks,
-            papers="about 1 to 2 in its text",
-        ),
-        claim_on_mean(
-            "The cube root in R forgets less than the plain ratio.",
-            f"{measure}, plain ratio minus cube root",
-            pairs("plain ratio", "cube root"),
-            "forgetting",
-            looks,
-            papers="similar",
-        ),
-        claim_on_mean(
-            "The choice of the root does not matter.",
-            f"{measure}, cube root minus square root",
-            pairs("cube root", "square root"),
-            "forgetting",
-            looks,
-            papers="similar",
-            low=-FORGETTING_TOLERANCE,
-            high=FORGETTING_TOLERANCE,
-        ),
-    ]
+
+def _roots(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
+    claims = []
+    for statement, first, second, low, high in ROOT_CLAIMS:
+        pairs = PairGroup.of(rows, [(f"{name}{ROOTS[first]}", f"{name}{ROOTS[second]}") for name in EXPLICIT], looks)
+        papers = "about 1 to 2 in its text" if (first, second) == ("plain ratio", "square root") else "similar"
+        measure = f"forgetting of the explicit step, {first} minus {second}"
+        claims.append(pairs.mean(statement, measure, "forgetting", papers=papers, low=low, high=high))
+    return claims

@@ -1,7 +1,7 @@
 """Claims about pairs of methods under the same condition: their mean difference, some pair or every pair."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mooring_lab.model.metrics import Interval
@@ -17,6 +17,9 @@ from mooring_paper.published.published_numbers import published
 
 MetricOfRun = str | Callable[[Result], float]
 """A name of `Result.metrics`, or a function that computes a metric of a run."""
+
+MethodRows = Mapping[Condition, Mapping[str, Row]]
+"""Rows by condition and method."""
 
 MAX_NAMED_PAIRS = 3
 
@@ -38,19 +41,13 @@ class MethodPair:
     def __str__(self) -> str:
         return f"{self.methods[0]} against {self.methods[1]} on {self.condition.data} in {self.condition.regime.name}"
 
-    @property
-    def swapped(self) -> "MethodPair":
-        """The same pair in the other order."""
-        return MethodPair(self.condition, self.methods[::-1], None if self.rows is None else self.rows[::-1])
-
     def is_finished(self, seeds: int) -> bool:
         """Return whether all of the first seeds finished with both methods."""
         return self.rows is not None and all(r.status == "finished" for row in self.rows for r in _first(row, seeds))
 
     def papers(self, metric: MetricOfRun) -> float | None:
         """Return the difference between the two methods in the paper's tables; None if it has none."""
-        where = (self.condition.network, self.condition.regime.name, self.condition.data)
-        first, second = (published(*where, method) for method in self.methods)
+        first, second = (published(*self.condition.where, method) for method in self.methods)
         if first is None or second is None or metric not in CELL_METRICS:
             return None
         difference: float = getattr(first, metric) - getattr(second, metric)
@@ -78,6 +75,14 @@ class PairsDecision:
         """How many seeds were used."""
         return 0 if self.decision.difference is None else self.decision.difference.count
 
+    def papers_mean(self, metric: MetricOfRun) -> float | None:
+        """Return the paper's mean over the same pairs; None if it lacks one of them."""
+        values, subtracted = ([pair.papers(metric) for pair in group] for group in (self.used, self.minus))
+        known, others = ([value for value in group if value is not None] for group in (values, subtracted))
+        if not known or len(known) + len(others) < len(values) + len(subtracted):
+            return None
+        return math.fsum(known) / len(known) - (math.fsum(others) / len(others) if others else 0.0)
+
 
 def decide_pairs(
     pairs: Sequence[MethodPair],
@@ -88,7 +93,8 @@ def decide_pairs(
     *,
     second_metric: MetricOfRun | None = None,
     minus: Sequence[MethodPair] = (),
-    **comparisons: int,
+    comparisons_to_hold: int = 1,
+    comparisons_to_fail: int = 1,
 ) -> PairsDecision:
     """Return whether the mean difference over pairs, first minus second method by seed, lies between bounds.
 
@@ -102,7 +108,8 @@ def decide_pairs(
         high: the upper bound.
         second_metric: the metric of the second method, if it is another.
         minus: pairs whose mean difference is subtracted.
-        comparisons: `comparisons_to_hold` and `comparisons_to_fail` of `decide`.
+        comparisons_to_hold: see `decide`.
+        comparisons_to_fail: see `decide`.
     """
 
     def used(group: Sequence[MethodPair], seeds: int) -> tuple[MethodPair, ...]:
@@ -123,130 +130,157 @@ def decide_pairs(
             return list(gains.values())
         return [gain - others[seed] for seed, gain in gains.items() if seed in others]
 
-    decision = decide(sample, looks, low, high, **comparisons)
+    comparisons = (comparisons_to_hold, comparisons_to_fail)
+    decision = decide(sample, looks, low, high, *comparisons)
     wanted = () if decision.next_look is None else lacking(decision.next_look)
     return PairsDecision(decision, used(pairs, decision.look), used(minus, decision.look), wanted)
 
 
-def claim_on_mean(
-    statement: str,
-    measure: str,
-    pairs: Sequence[MethodPair],
-    metric: MetricOfRun,
-    looks: LookSchedule,
-    *,
-    papers: str = "",
-    low: float = 0.0,
-    high: float = math.inf,
-    spec: str = "+.2f",
-    second_metric: MetricOfRun | None = None,
-    minus: Sequence[MethodPair] = (),
-) -> Claim:
-    """Return a claim that the mean difference over pairs lies between bounds; by default, that it is above 0.
+@dataclass(frozen=True)
+class PairGroup:
+    """Pairs of methods that claims are about.
 
-    The paper's number is the mean of its tables over the same pairs, followed by the number in its text.
-    """
-    tested = decide_pairs(pairs, metric, looks, low, high, second_metric=second_metric, minus=minus)
-    over = f"over {_describe_scope(pairs, tested.used)}"
-    over += f", minus that over {_describe_scope(minus, tested.minus)}" if minus else ""
-    mean = _papers_mean(tested, metric)
-    same = f"{mean:{spec}} by its tables over the same pairs" if mean is not None else ""
-    return Claim(
-        statement,
-        f"{measure}, is {_describe_bounds(low, high)}; {over}",
-        _describe(tested.decision.difference, spec) + _describe_missing([*pairs, *minus], tested),
-        ", ".join(part for part in (same, papers) if part),
-        tested.decision.verdict,
-        (tested.seeds,),
-        tested.wanted,
-    )
-
-
-def claim_on_every_pair(
-    statement: str, better: str, pairs: Sequence[MethodPair], metric: str, looks: LookSchedule
-) -> Claim:
-    """Return a claim that the first method has more than the second in every pair, and not only on average.
-
-    One pair suffices to refute it, so the interval that refutes is corrected for the number of pairs. A pair with a
-    run that did not finish can not confirm it.
-    """
-    tests = [decide_pairs([pair], metric, looks, comparisons_to_fail=len(pairs)) for pair in pairs]
-    verdicts = [test.decision.verdict for test in tests]
-    missing = [pair for pair, test in zip(pairs, tests, strict=True) if not test.used]
-    verdict: Verdict = "holds" if verdicts and set(verdicts) == {"holds"} else "not decided"
-    if "does not hold" in verdicts:
-        verdict = "does not hold"
-    known = [value for test in tests for pair in test.used if (value := pair.papers(metric)) is not None]
-    same = f"in {sum(value > 0 for value in known)} of the same {len(known)} by its tables" if known else ""
-    without = f"; {_describe_unfinished(missing)}" if missing else ""
-    return Claim(
-        statement,
-        f"{better} beyond the interval in each of {_describe_scope(pairs)}; refuted by one pair that is worse beyond "
-        "its interval, which is corrected for the number of pairs",
-        f"better in {verdicts.count('holds')} of {len(pairs)} pairs, worse in "
-        f"{verdicts.count('does not hold')}{without}",
-        same,
-        verdict,
-        tuple(test.seeds for test in tests if test.used),
-        _wanted(tests, verdict, blocked=bool(missing), reachable=lambda difference: difference.mean < 0),
-    )
-
-
-def claim_on_some_pair(
-    statement: str,
-    more: str,
-    pairs: Sequence[MethodPair],
-    metric: str,
-    looks: LookSchedule,
-    *,
-    low: float = 0.0,
-    untrained: MethodPair | None = None,
-    papers: str = "",
-    details: str = "",
-) -> Claim:
-    """Return a claim that the first method has at least `low` more than the second in some pair.
-
-    One pair suffices to confirm it, so the interval that confirms is corrected for the number of pairs. The claim is
-    refuted only if every pair finished and the paper's own pair is among them.
-
-    Args:
-        statement: the claim.
-        more: what is compared.
+    Attributes:
         pairs: the pairs.
-        metric: the metric to compare.
-        looks: the numbers of seeds.
-        low: the bound.
-        untrained: the pair behind the paper's number, if it was not trained.
-        papers: the paper's number.
-        details: what to add if a pair is missing.
+        looks: the numbers of seeds at which their differences are looked at.
     """
-    tests = [decide_pairs([pair], metric, looks, low, comparisons_to_hold=len(pairs)) for pair in pairs]
-    verdicts = [test.decision.verdict for test in tests]
-    missing = [pair for pair, test in zip(pairs, tests, strict=True) if not test.used]
-    blocked = bool(missing) or untrained is not None
-    verdict: Verdict = "does not hold" if not blocked and set(verdicts) == {"does not hold"} else "not decided"
-    if "holds" in verdicts:
-        verdict = "holds"
-    known = [(test.decision.difference, pair) for test in tests for pair in test.used if test.decision.difference]
-    largest = max(known, key=lambda difference_and_pair: difference_and_pair[0].mean, default=None)
-    parts = ["no pair finished" if largest is None else f"at most {_describe(largest[0])}, {largest[1]}"]
-    parts += [_describe_unfinished(missing)] if missing else []
-    parts += [f"the paper's own pair, {untrained}, was not trained"] if untrained is not None else []
-    return Claim(
-        statement,
-        f"{more}{f' by {low:g} or more' if low else ''}, beyond an interval corrected for the number of pairs, in at "
-        f"least one of {_describe_scope(pairs)}; refuted only if all of them and the paper's own pair finished",
-        "; ".join([*parts, *([details] if details and blocked else [])]),
-        papers,
-        verdict,
-        tuple(test.seeds for test in tests if test.used),
-        _wanted(tests, verdict, blocked=blocked, reachable=lambda difference: difference.mean > low),
-    )
 
+    pairs: tuple[MethodPair, ...]
+    looks: LookSchedule
 
-def describe_gain(pair: MethodPair, looks: LookSchedule, metric: str = "accuracy") -> str:
-    """Return the difference of one pair, with its interval, as text."""
-    return _describe(decide_pairs([pair], metric, looks).decision.difference)
+    @classmethod
+    def of(cls, rows: MethodRows, names: Iterable[tuple[str, str]], looks: LookSchedule) -> "PairGroup":
+        """Return pairs with these names under every condition."""
+        pairs = []
+        for condition, table in rows.items():
+            for first, second in names:
+                both = (table[first], table[second]) if {first, second} <= table.keys() else None
+                pairs.append(MethodPair(condition, (first, second), both))
+        return cls(tuple(pairs), looks)
+
+    @property
+    def swapped(self) -> "PairGroup":
+        """The same pairs in the other order."""
+        swapped = (MethodPair(p.condition, p.methods[::-1], p.rows and p.rows[::-1]) for p in self.pairs)
+        return PairGroup(tuple(swapped), self.looks)
+
+    def where(self, field: str, *values: object) -> "PairGroup":
+        """Return the pairs under conditions with these values of a field, such as "data"."""
+        return PairGroup(tuple(pair for pair in self.pairs if getattr(pair.condition, field) in values), self.looks)
+
+    def mean(
+        self,
+        statement: str,
+        measure: str,
+        metric: MetricOfRun,
+        *,
+        papers: str = "",
+        low: float = 0.0,
+        high: float = math.inf,
+        spec: str = "+.2f",
+        second_metric: MetricOfRun | None = None,
+        minus: Sequence[MethodPair] = (),
+    ) -> Claim:
+        """Return a claim that the mean difference over pairs lies between bounds; by default, that it is above 0.
+
+        The paper's number is the mean of its tables over the same pairs, followed by the number in its text.
+        """
+        pairs = self.pairs
+        tested = decide_pairs(pairs, metric, self.looks, low, high, second_metric=second_metric, minus=minus)
+        over = f"over {_describe_scope(pairs, tested.used)}"
+        over += f", minus that over {_describe_scope(minus, tested.minus)}" if minus else ""
+        mean = tested.papers_mean(metric)
+        same = f"{mean:{spec}} by its tables over the same pairs" if mean is not None else ""
+        used = {id(pair) for pair in (*tested.used, *tested.minus)}  # comparing pairs would compare all their runs
+        missing = [pair for pair in (*pairs, *minus) if id(pair) not in used]
+        return Claim(
+            statement,
+            f"mean difference in {measure}, is {_describe_bounds(low, high)}; {over}",
+            "; ".join([_describe(tested.decision.difference, spec), *_unfinished(missing)]),
+            ", ".join(part for part in (same, papers) if part),
+            tested.decision.verdict,
+            (tested.seeds,),
+            tested.wanted,
+        )
+
+    def every(self, statement: str, better: str, metric: str) -> Claim:
+        """Return a claim that the first method has more than the second in every pair, and not only on average.
+
+        One pair suffices to refute it, so the interval that refutes is corrected for the number of pairs. A pair with a
+        run that did not finish can not confirm it.
+        """
+        tests = [decide_pairs([p], metric, self.looks, comparisons_to_fail=len(self.pairs)) for p in self.pairs]
+        missing = [pair for pair, test in zip(self.pairs, tests, strict=True) if not test.used]
+        verdicts = [test.decision.verdict for test in tests]
+        verdict: Verdict = "holds" if verdicts and set(verdicts) == {"holds"} else "not decided"
+        if "does not hold" in verdicts:
+            verdict = "does not hold"
+        better_in, worse_in = verdicts.count("holds"), verdicts.count("does not hold")
+        known = [value for test in tests for pair in test.used if (value := pair.papers(metric)) is not None]
+        return Claim(
+            statement,
+            f"{better} beyond the interval in each of {_describe_scope(self.pairs)}; refuted by one pair that is worse "
+            "beyond its interval, which is corrected for the number of pairs",
+            "; ".join([f"better in {better_in} of {len(tests)} pairs, worse in {worse_in}", *_unfinished(missing)]),
+            f"in {sum(value > 0 for value in known)} of the same {len(known)} by its tables" if known else "",
+            verdict,
+            tuple(test.seeds for test in tests if test.used),
+            _wanted(tests, verdict, blocked=bool(missing), reachable=lambda difference: difference.mean < 0),
+        )
+
+    def some(
+        self,
+        statement: str,
+        more: str,
+        metric: str,
+        *,
+        low: float = 0.0,
+        papers_pair: MethodPair | None = None,
+        papers: str = "",
+        details: str = "",
+    ) -> Claim:
+        """Return a claim that the first method has at least `low` more than the second in some pair.
+
+        One pair suffices to confirm it, so the interval that confirms is corrected for the number of pairs. The claim
+        is refuted only if every pair finished and the paper's own pair is among them.
+
+        Args:
+            statement: the claim.
+            more: what is compared.
+            metric: the metric to compare.
+            low: the bound.
+            papers_pair: the pair behind the paper's number; None if it has none.
+            papers: the paper's number.
+            details: what to add if a pair is missing.
+        """
+        tests = [decide_pairs([p], metric, self.looks, low, comparisons_to_hold=len(self.pairs)) for p in self.pairs]
+        missing = [pair for pair, test in zip(self.pairs, tests, strict=True) if not test.used]
+        verdicts = [test.decision.verdict for test in tests]
+        untrained = papers_pair is not None and str(papers_pair) not in map(str, self.pairs)
+        blocked = bool(missing) or untrained
+        verdict: Verdict = "does not hold" if not blocked and set(verdicts) == {"does not hold"} else "not decided"
+        if "holds" in verdicts:
+            verdict = "holds"
+        known = [(test.decision.difference, pair) for test in tests for pair in test.used if test.decision.difference]
+        largest = max(known, key=lambda difference_and_pair: difference_and_pair[0].mean, default=None)
+        parts = ["no pair finished" if largest is None else f"at most {_describe(largest[0])}, {largest[1]}"]
+        parts += _unfinished(missing)
+        parts += [f"the paper's own pair, {papers_pair}, was not trained"] if untrained else []
+        return Claim(
+            statement,
+            f"{more}{f' by {low:g} or more' if low else ''}, beyond an interval corrected for the number of pairs, in "
+            f"at least one of {_describe_scope(self.pairs)}; refuted only if all of them and the paper's own pair "
+            "finished",
+            "; ".join([*parts, *([details] if details and blocked else [])]),
+            papers,
+            verdict,
+            tuple(test.seeds for test in tests if test.used),
+            _wanted(tests, verdict, blocked=blocked, reachable=lambda difference: difference.mean > low),
+        )
+
+    def gain(self, metric: str = "accuracy") -> str:
+        """Return the mean difference over pairs, with its interval, as text."""
+        return _describe(decide_pairs(self.pairs, metric, self.looks).decision.difference)
 
 
 def _wanted(
@@ -279,18 +313,6 @@ def _values_by_seed(row: Row, seeds: int, metric: MetricOfRun) -> dict[int, floa
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def _papers_mean(tested: PairsDecision, metric: MetricOfRun) -> float | None:
-    """Return the paper's mean over the pairs of ours; None if it lacks one of them."""
-    groups = [[pair.papers(metric) for pair in group] for group in (tested.used, tested.minus)]
-    means = []
-    for values in groups:
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
-            return None
-        means.append(math.fsum(known) / len(known) if known else 0.0)
-    return means[0] - means[1] if tested.used else None
-
-
 def _describe(difference: Interval | None, spec: str = "+.2f") -> str:
     return format_difference(difference, spec) or "nothing to compare"
 
@@ -316,15 +338,9 @@ def _describe_scope(pairs: Sequence[MethodPair], used: Sequence[MethodPair] | No
     return f"{count} ({describe_conditions([pair.condition for pair in pairs])})"
 
 
-def _describe_missing(pairs: Sequence[MethodPair], tested: PairsDecision) -> str:
-    used = {id(pair) for pair in (*tested.used, *tested.minus)}  # comparing pairs would compare all their runs
-    missing = [pair for pair in pairs if id(pair) not in used]
-    return f"; {_describe_unfinished(missing)}" if missing else ""
-
-
-def _describe_unfinished(pairs: Sequence[MethodPair]) -> str:
-    """Return which pairs have runs that did not finish, the first few by name."""
+def _unfinished(pairs: Sequence[MethodPair]) -> list[str]:
+    """Return which pairs have runs that did not finish, the first few by name; empty without such pairs."""
     names = [str(pair) for pair in pairs]
     if len(names) > MAX_NAMED_PAIRS + 1:
         names = [*names[:MAX_NAMED_PAIRS], f"{len(names) - MAX_NAMED_PAIRS} more pairs"]
-    return f"without {list_names(names)}, where a run did not finish" if names else ""
+    return [f"without {list_names(names)}, where a run did not finish"] if names else []

@@ -68,7 +68,6 @@ def decide(
     looks: LookSchedule,
     low: float = 0.0,
     high: float = math.inf,
-    *,
     comparisons_to_hold: int = 1,
     comparisons_to_fail: int = 1,
 ) -> Decision:

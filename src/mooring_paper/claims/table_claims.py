@@ -2,27 +2,23 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from mooring_lab.model.metrics import SCORE_TOLERANCE
 from mooring_lab.model.results import Result
-from mooring_lab.model.summary import Row
 from mooring_lab.study.protocol import Choice
 from mooring_paper.claims.claim import Claim, claim_on_count, describe_conditions, list_names
-from mooring_paper.claims.method_pairs import (
-    MethodPair,
-    claim_on_every_pair,
-    claim_on_mean,
-    claim_on_some_pair,
-    describe_gain,
-)
+from mooring_paper.claims.method_pairs import MethodPair, MethodRows, PairGroup
 from mooring_paper.claims.sequential_verdict import LookSchedule
 from mooring_paper.context.scale import EXPLICIT, PAPER, REGULARIZERS, REPLAY, Condition, Regime, Scale
 from mooring_paper.figures.cka import deep_cka
 from mooring_paper.published.published_numbers import Setting, published_setting
 from mooring_paper.tables.grid_search import best_settings
 
-TableRows = Mapping[Condition, Sequence[Row]]
 SearchResults = Mapping[Condition, Sequence[Choice]]
+
+EXPLICIT_PAIRS = tuple(zip(EXPLICIT, REGULARIZERS, strict=True))
+"""Each explicit step and the penalty with the same importance."""
 
 ACCURACY_TOLERANCE = 2.0
 """Points of accuracy within which one form is competitive with another."""
@@ -41,7 +37,7 @@ STRENGTH_STEP = 1.1
 
 
 def table_claims(
-    scale: Scale, looks: LookSchedule, main: TableRows, second: TableRows, at_paper_settings: TableRows
+    scale: Scale, looks: LookSchedule, main: MethodRows, second: MethodRows, at_paper_settings: MethodRows
 ) -> list[Claim]:
     """Return the claims on the tables.
 
@@ -52,231 +48,149 @@ def table_claims(
         second: rows of the second network.
         at_paper_settings: rows of the main table at the paper's settings.
     """
-    explicit = _pairs(main, EXPLICIT, REGULARIZERS)
-    own = _pairs(at_paper_settings, EXPLICIT, REGULARIZERS)
-    text = "{} in its abstract, over all of its pairs"
-    tested = _explicit_against_penalty(explicit, looks, f"with {scale.network}", text.format(6.2), text.format(4.5))
-    tested += [_largest_gain(explicit, own, looks, scale), *_every_pair_gains(explicit, looks)]
-    regimes = list(dict.fromkeys(pair.condition.regime for pair in explicit))
-    for regime in regimes if len(regimes) > 1 else ():
-        in_regime = [pair for pair in explicit if pair.condition.regime == regime]
-        text = "6.2 in its text, over all of its pairs" if regime == scale.regimes[0] else ""
-        tested += _explicit_against_penalty(in_regime, looks, f"in {regime.name}", text)
+    explicit, own, on_second = (PairGroup.of(rows, EXPLICIT_PAIRS, looks) for rows in (main, at_paper_settings, second))
+    abstract, text = "{} in its abstract, over all of its pairs", "6.2 in its text, over all of its pairs"
+    tested = _explicit_against_penalty(explicit, f"with {scale.network}", abstract.format(6.2), abstract.format(4.5))
+    tested += [_largest_gain(explicit, own, scale), *_every_pair_gains(explicit)]
+    for regime in scale.regimes if len(scale.regimes) > 1 else ():
+        in_regime = explicit.where("regime", regime)
+        papers = text if regime == scale.regimes[0] else ""
+        tested += _explicit_against_penalty(in_regime, f"in {regime.name}", papers)
     for data in scale.streams if len(scale.streams) > 1 else ():
-        on_data = [pair for pair in explicit if pair.condition.data == data]
-        tested += _explicit_against_penalty(on_data, looks, f"on {data}")
-    tested += [*_long_streams(explicit, looks), _preserves_deep_layers(explicit, looks)]
-    tested += [*_against_replay(main, looks), *_simple(main, looks)]
-    second_pairs = _pairs(second, EXPLICIT, REGULARIZERS)
-    tested += _explicit_against_penalty(second_pairs, looks, f"with the second network, {scale.second_network}")
-    return [*tested, _plain_against_ewc(second, looks, scale)]
+        on_data = explicit.where("data", data)
+        tested += _explicit_against_penalty(on_data, f"on {data}")
+    tested += [*_long_streams(explicit), _preserves_deep_layers(explicit)]
+    tested += [*_against_replay(main, looks), *_against_simple(main, looks)]
+    tested += _explicit_against_penalty(on_second, f"with the second network, {scale.second_network}")
+    return [*tested, _plain_against_ewc(PairGroup.of(second, [("plain", "ewc")], looks), scale)]
 
 
-def _pairs(rows: TableRows, first: Sequence[str], second: Sequence[str]) -> list[MethodPair]:
-    """Return pairs of a first and a second method, by condition."""
-    pairs = []
-    for condition, table in rows.items():
-        by_name = {row.setting.method: row for row in table}
-        for names in zip(first, second, strict=True):
-            a, b = map(by_name.get, names)
-            pairs.append(MethodPair(condition, names, None if a is None or b is None else (a, b)))
-    return pairs
-
-
-def _all_pairs(rows: TableRows, first: Sequence[str], second: Sequence[str]) -> list[MethodPair]:
-    """Return pairs of every first with every second method."""
-    return _pairs(rows, [a for a in first for _ in second], [*second] * len(first))
-
-
-def _swap(pairs: Sequence[MethodPair]) -> list[MethodPair]:
-    return [pair.swapped for pair in pairs]
-
-
-def _explicit_against_penalty(
-    pairs: Sequence[MethodPair], looks: LookSchedule, where: str, accuracy: str = "", forgetting: str = ""
-) -> list[Claim]:
+def _explicit_against_penalty(pairs: PairGroup, where: str, accuracy: str = "", forgetting: str = "") -> list[Claim]:
     """Compare the explicit step with the penalty of the same importance, and with the gains in the paper's text."""
     return [
-        claim_on_mean(
+        pairs.mean(
             f"The explicit step is more accurate than its penalty {where}.",
-            "mean difference in accuracy, explicit step minus the penalty with the same importance",
-            pairs,
+            "accuracy, explicit step minus the penalty with the same importance",
             "accuracy",
-            looks,
             papers=accuracy,
         ),
-        claim_on_mean(
+        pairs.swapped.mean(
             f"The explicit step forgets less than its penalty {where}.",
-            "mean difference in forgetting, penalty minus the explicit step with the same importance",
-            _swap(pairs),
+            "forgetting, penalty minus the explicit step with the same importance",
             "forgetting",
-            looks,
             papers=forgetting,
         ),
     ]
 
 
-def _largest_gain(
-    pairs: Sequence[MethodPair], at_paper_settings: Sequence[MethodPair], looks: LookSchedule, scale: Scale
-) -> Claim:
+def _largest_gain(pairs: PairGroup, at_paper_settings: PairGroup, scale: Scale) -> Claim:
     regime = scale.regimes[0]
-    first = [pair for pair in pairs if pair.condition.regime == regime]
-    papers = _papers_largest(scale.network, regime, EXPLICIT, REGULARIZERS)
-    own = [pair for pair in at_paper_settings if papers is not None and _is_same(pair, papers)]
-    gap = "".join(f"at the paper's own settings, {pair} gains {describe_gain(pair, looks)}" for pair in own)
+    papers = _papers_largest(scale.network, regime, EXPLICIT_PAIRS)
+    own = [pair for pair in at_paper_settings.pairs if str(pair) == str(papers)]
+    gap = [f"at the paper's own settings, {pair} gains {PairGroup((pair,), pairs.looks).gain()}" for pair in own]
     tables = f", {papers.papers('accuracy'):+.2f} by its tables for {papers}" if papers is not None else ""
-    return claim_on_some_pair(
+    return pairs.where("regime", regime).some(
         f"The explicit step gains up to {PAPER_LARGEST_GAIN} points of accuracy in {regime.name}.",
         "the explicit step is more accurate than its penalty",
-        first,
         "accuracy",
-        looks,
         low=PAPER_LARGEST_GAIN,
-        untrained=_untrained(papers, first),
+        papers_pair=papers,
         papers=f"{PAPER_LARGEST_GAIN} in its text{tables}",
-        details=gap,
+        details="".join(gap),
     )
 
 
-def _papers_largest(network: str, regime: Regime, first: Sequence[str], second: Sequence[str]) -> MethodPair | None:
+def _papers_largest(network: str, regime: Regime, names: Sequence[tuple[str, str]]) -> MethodPair | None:
     """Return the pair with the largest difference in accuracy in the paper's tables; None if it has none."""
-    pairs = _pairs({Condition(network, regime, data): [] for data in PAPER.streams}, first, second)
+    pairs = [MethodPair(Condition(network, regime, data), both, None) for data in PAPER.streams for both in names]
     known = [(value, pair) for pair in pairs if (value := pair.papers("accuracy")) is not None]
     return max(known, key=lambda value_and_pair: value_and_pair[0])[1] if known else None
 
 
-def _is_same(pair: MethodPair, other: MethodPair) -> bool:
-    return (pair.condition, pair.methods) == (other.condition, other.methods)
-
-
-def _untrained(papers: MethodPair | None, pairs: Sequence[MethodPair]) -> MethodPair | None:
-    """Return the paper's pair if it is not among ours."""
-    return None if papers is None or any(_is_same(pair, papers) for pair in pairs) else papers
-
-
-def _every_pair_gains(pairs: Sequence[MethodPair], looks: LookSchedule) -> list[Claim]:
+def _every_pair_gains(pairs: PairGroup) -> list[Claim]:
     """Test whether the explicit step is better in every pair, and not only on average."""
     return [
-        claim_on_every_pair(
+        pairs.every(
             "The explicit step is consistently more accurate than its penalty.",
             "the explicit step is more accurate than its penalty",
-            pairs,
             "accuracy",
-            looks,
         ),
-        claim_on_every_pair(
+        pairs.swapped.every(
             "The explicit step is consistently less forgetful than its penalty.",
             "the explicit step forgets less than its penalty",
-            _swap(pairs),
             "forgetting",
-            looks,
         ),
     ]
 
 
-def _long_streams(pairs: Sequence[MethodPair], looks: LookSchedule) -> list[Claim]:
+def _long_streams(pairs: PairGroup) -> list[Claim]:
     """Compare CIFAR-100, with balanced classes and long tasks, with the other data sets."""
-    cifar = [pair for pair in pairs if pair.condition.data == "cifar100"]
-    others = [pair for pair in pairs if pair.condition.data != "cifar100"]
-    if not cifar:
-        return []
-    competitive = claim_on_mean(
-        "On cifar100, penalties are competitive with the explicit step.",
-        "mean difference in accuracy, explicit step minus penalty",
-        cifar,
-        "accuracy",
-        looks,
-        low=-math.inf,
-        high=ACCURACY_TOLERANCE,
-    )
-    if not others:
-        return [competitive]
-    gains_most = claim_on_mean(
-        "The explicit step gains most with unbalanced classes and long streams.",
-        "mean difference in accuracy, explicit step minus penalty",
-        others,
-        "accuracy",
-        looks,
-        minus=cifar,
-    )
-    return [competitive, gains_most]
+    cifar = pairs.where("data", "cifar100")
+    others = pairs.where("data", *({pair.condition.data for pair in pairs.pairs} - {"cifar100"}))
+    measure = "accuracy, explicit step minus penalty"
+    claims = []
+    if cifar.pairs:
+        statement = "On cifar100, penalties are competitive with the explicit step."
+        claims.append(cifar.mean(statement, measure, "accuracy", low=-math.inf, high=ACCURACY_TOLERANCE))
+    if cifar.pairs and others.pairs:
+        statement = "The explicit step gains most with unbalanced classes and long streams."
+        claims.append(others.mean(statement, measure, "accuracy", minus=cifar.pairs))
+    return claims
 
 
-def _preserves_deep_layers(pairs: Sequence[MethodPair], looks: LookSchedule) -> Claim:
-    return claim_on_mean(
+def _preserves_deep_layers(pairs: PairGroup) -> Claim:
+    return pairs.mean(
         "The explicit step preserves the representations of deep layers better than its penalty.",
-        "mean difference in CKA to the model after the first task, over the deeper half of the layers, explicit step "
-        "minus penalty",
-        pairs,
+        "CKA to the model after the first task, over the deeper half of the layers, explicit step minus penalty",
         deep_cka,
-        looks,
         spec="+.4f",
     )
 
 
-def _against_replay(rows: TableRows, looks: LookSchedule) -> list[Claim]:
+def _against_replay(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
     """Compare the explicit step with replay, which stores old data."""
-    pairs = _all_pairs(rows, REPLAY, EXPLICIT)
+    pairs = PairGroup.of(rows, list(product(REPLAY, EXPLICIT)), looks)
     between = f"each of {list_names(REPLAY)} minus each explicit step"
     return [
-        claim_on_mean(
-            "The explicit step forgets less than replay.",
-            f"mean difference in forgetting, {between}",
-            pairs,
-            "forgetting",
-            looks,
-        ),
-        claim_on_mean(
-            "Replay is more accurate than the explicit step.",
-            f"mean difference in accuracy, {between}",
-            pairs,
-            "accuracy",
-            looks,
-        ),
+        pairs.mean("The explicit step forgets less than replay.", f"forgetting, {between}", "forgetting"),
+        pairs.mean("Replay is more accurate than the explicit step.", f"accuracy, {between}", "accuracy"),
     ]
 
 
-def _simple(rows: TableRows, looks: LookSchedule) -> list[Claim]:
+def _against_simple(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
     """Compare penalties with plain fine-tuning, and popular definitions of importance with trivial ones."""
-    pairs = _all_pairs(rows, REGULARIZERS, ("uniform", "random"))
+    plain, simple = (
+        PairGroup.of(rows, list(names), looks)
+        for names in (product(["plain"], REGULARIZERS), product(REGULARIZERS, ["uniform", "random"]))
+    )
     popular = f"each of {list_names(REGULARIZERS)}"
     return [
-        claim_on_mean(
+        plain.mean(
             "Penalties forget less than plain fine-tuning.",
-            f"mean difference in forgetting, plain minus {popular}",
-            _all_pairs(rows, ("plain",), REGULARIZERS),
+            f"forgetting, plain minus {popular}",
             "forgetting",
-            looks,
         ),
-        claim_on_mean(
+        simple.mean(
             "Uniform or random importance forgets less than the popular definitions.",
-            f"mean difference in forgetting, {popular} minus each of uniform and random",
-            pairs,
+            f"forgetting, {popular} minus each of uniform and random",
             "forgetting",
-            looks,
         ),
-        claim_on_mean(
+        simple.swapped.mean(
             "Uniform or random importance is more accurate than the popular definitions.",
-            f"mean difference in accuracy, each of uniform and random minus {popular}",
-            _swap(pairs),
+            f"accuracy, each of uniform and random minus {popular}",
             "accuracy",
-            looks,
         ),
     ]
 
 
-def _plain_against_ewc(rows: TableRows, looks: LookSchedule, scale: Scale) -> Claim:
+def _plain_against_ewc(pairs: PairGroup, scale: Scale) -> Claim:
     """Test the paper's remark that the search leads to a small learning rate for plain fine-tuning."""
-    pairs = _pairs(rows, ("plain",), ("ewc",))
-    known = [value for pair in pairs if (value := pair.papers("accuracy")) is not None]
-    papers = _papers_largest(scale.second_network, scale.regimes[0], ("plain",), ("ewc",))
-    return claim_on_some_pair(
+    known = [value for pair in pairs.pairs if (value := pair.papers("accuracy")) is not None]
+    return pairs.some(
         f"With {scale.second_network}, plain fine-tuning can be more accurate than EWC.",
         "plain is more accurate than ewc",
-        pairs,
         "accuracy",
-        looks,
-        untrained=_untrained(papers, pairs),
+        papers_pair=_papers_largest(scale.second_network, scale.regimes[0], [("plain", "ewc")]),
         papers=f"in {sum(value > 0 for value in known)} of the same {len(known)} by its tables" if known else "",
     )
 
@@ -297,8 +211,7 @@ def _grid_runs(results: SearchResults, methods: Sequence[str]) -> list[Result]:
 
 
 def _stable_claim(statement: str, definition: str, runs: Sequence[Result]) -> Claim:
-    stable = sum(run.status != "unstable" for run in runs)
-    return claim_on_count(statement, definition, stable, len(runs))
+    return claim_on_count(statement, definition, sum(run.status != "unstable" for run in runs), len(runs))
 
 
 def _explicit_is_stable(results: SearchResults) -> Claim:
@@ -350,18 +263,18 @@ def _good_settings(results: SearchResults, methods: Sequence[str]) -> tuple[int,
 
 def _same_settings(results: SearchResults) -> list[Claim]:
     """Compare our settings with the paper's; strengths separately, because methods without one are easier to match."""
-    pairs = []
-    for condition, choices in results.items():
-        for method, ours in best_settings(choices).items():
-            theirs = published_setting(*condition.where, method)
-            if theirs is not None:
-                pairs.append((ours, theirs))
+    pairs = [
+        (ours, theirs)
+        for condition, choices in results.items()
+        for method, ours in best_settings(choices).items()
+        if (theirs := published_setting(*condition.where, method)) is not None
+    ]
     with_strength = [(a, b) for a, b in pairs if a.strength is not None and b.strength is not None]
+    where, half = f"({describe_conditions(list(results))})", "in at least half of the cells"
     return [
         claim_on_count(
             "A grid search finds the paper's learning rates.",
-            "in at least half of the cells the learning rate is at most one step of the grid from the paper's "
-            f"({describe_conditions(list(results))})",
+            f"{half} the learning rate is at most one step of the grid from the paper's {where}",
             sum(_is_close_lr(*pair) for pair in pairs),
             len(pairs),
             share=0.5,
@@ -369,8 +282,8 @@ def _same_settings(results: SearchResults) -> list[Claim]:
         ),
         claim_on_count(
             "A grid search finds the paper's strengths.",
-            "in at least half of the cells with a strength, both it and the learning rate are at most one step of the "
-            f"grid from the paper's ({describe_conditions(list(results))})",
+            f"{half} with a strength, both it and the learning rate are at most one step of the grid from the paper's "
+            f"{where}",
             sum(_is_close(*pair) for pair in with_strength),
             len(with_strength),
             share=0.5,

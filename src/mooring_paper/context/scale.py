@@ -59,19 +59,6 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class BackboneLevel:
-    """A backbone of a certain accuracy, which the target `fig-backbone` starts from.
-
-    Attributes:
-        recipe: the name of a recipe of pre-training.
-        epochs: how many epochs it is trained; fewer give a less accurate backbone.
-    """
-
-    recipe: str
-    epochs: int
-
-
-@dataclass(frozen=True)
 class Scale:
     """The data sets, networks, regimes and grids of a reproduction.
 
@@ -86,7 +73,7 @@ class Scale:
         lrs, strengths: the grids.
         missing_data: data sets of the paper that are not available or not selected.
         pretraining: the stream that backbones are pre-trained on; None if it is not available.
-        levels: the backbones of `fig-backbone`.
+        levels: the backbones of `fig-backbone`: recipe and epochs of pre-training, of which fewer give less accuracy.
 
     Example:
         >>> [str(condition) for condition in MINIATURE.conditions()]
@@ -104,7 +91,7 @@ class Scale:
     strengths: tuple[float, ...] = STRENGTHS
     missing_data: tuple[str, ...] = ()
     pretraining: StreamOptions | None = None
-    levels: tuple[BackboneLevel, ...] = ()
+    levels: tuple[tuple[str, int], ...] = ()
 
     def conditions(self) -> list[Condition]:
         """Return the columns of the main table."""
@@ -168,8 +155,8 @@ PAPER = Scale(
     streams={name: StreamOptions(name) for name in ("cifar100", "flowers102", "caltech256")},
     pretraining=StreamOptions("cifar10"),
     levels=(
-        *(BackboneLevel("paper", epochs) for epochs in (1, 2, 5, 12, 60)),
-        *(BackboneLevel("strong", epochs) for epochs in (5, 12, 30)),
+        *(("paper", epochs) for epochs in (1, 2, 5, 12, 60)),
+        *(("strong", epochs) for epochs in (5, 12, 30)),
     ),
 )
 """The scale of the paper."""
@@ -185,6 +172,6 @@ MINIATURE = Scale(
     lrs=(0.03, 0.01),
     strengths=(0.01, 1.0, 1e4),
     pretraining=StreamOptions("digits", limit=20),
-    levels=(BackboneLevel("paper", 1), BackboneLevel("paper", 60)),
+    levels=(("paper", 1), ("paper", 60)),
 )
 """A small scale on the embedded digits that takes seconds: it tests that every target works."""

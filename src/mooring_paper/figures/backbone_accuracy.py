@@ -18,7 +18,7 @@ from mooring_lab.report.picture import Drawing
 from mooring_lab.report.style import INK, LINES, WIDTH
 from mooring_lab.study.pretraining import read_metadata
 from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs
-from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, Condition, Scale
+from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, Condition
 from mooring_paper.context.seed_statistics import (
     format_difference,
     format_mean,
@@ -46,11 +46,6 @@ NOT_RUN = (
 
 LevelRuns = Mapping[str, Mapping[str, Sequence[Result]]]
 """The runs of a data set by method and by the fingerprint of the backbone; one for each seed."""
-
-
-def count_models(scale: Scale) -> int:
-    """Return how many models a data set needs."""
-    return len(scale.levels) * len(METHODS) * min(scale.seeds, MAX_SEEDS)
 
 
 def run(context: PaperContext) -> TargetResult:

@@ -1,6 +1,5 @@
 """The effective learning rate: the unrolled form against the iterates, and the fraction of the rate in each layer."""
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +30,6 @@ STEPS = 16
 """Iterations of each of two tasks: enough to see a difference between the unrolled form and the iterates."""
 
 QUANTILES = (0.25, 0.5, 0.75)
-
-Checkpoint = tuple[dict[str, Any], State]
-"""The states of a network and of its mooring after the first task."""
 
 
 @dataclass(frozen=True)
@@ -95,25 +91,28 @@ def measure(context: PaperContext) -> EffectiveRates:
     stream = context.main_stream(condition.data)
     setting = paper_setting(scale, condition, "ewc")
     paper_strength = setting.strength or 0.0
-    options: dict[str, Any] = {
-        "weights": context.weights.get(context.backbones.get(condition.network, [""])[0]),
-        "device": context.study.device,
-    }
-    network, _, moor = _after_first_task(condition, stream, Interpolation(), setting.lr, **options)
+    weights = context.weights.get(context.backbones.get(condition.network, [""])[0])
+    start = (condition, stream, setting.lr, weights, context.study.device)
+    _, _, moor = _after_first_task(Interpolation(), *start)
     safe_strength = moor.diagnose(paper_strength).safe_strength
-    # No pull acts in the first task, so that it is the same for all pulls.
-    options["checkpoint"] = (network.state_dict(), moor.state_dict())
     strength = paper_strength if paper_strength < safe_strength else safe_strength / 2
     pulls: dict[str, Pull] = {f"penalty {strength:.4g}": Penalty(strength), "explicit": Interpolation()}
-    tasks = {name: unroll(condition, stream, pull, setting.lr, **options) for name, pull in pulls.items()}
-    _, _, moor = _after_first_task(condition, stream, Penalty(safe_strength), setting.lr, **options)
+    tasks = {name: unroll(pull, *start) for name, pull in pulls.items()}
+    _, _, moor = _after_first_task(Penalty(safe_strength), *start)
     rates = list(_penalty_rates(moor))
     total = {name: torch.stack([rate[name] for rate in rates]).sum(0) for name in rates[0]}
     at_safe_strength = _quantiles_by_layer(total, setting.lr * STEPS)
     return EffectiveRates(condition, setting.lr, paper_strength, safe_strength, strength, tasks, at_safe_strength)
 
 
-def unroll(condition: Condition, stream: Stream, pull: Pull, lr: float, **start: Any) -> UnrolledTask:
+def unroll(
+    pull: Pull,
+    condition: Condition,
+    stream: Stream,
+    lr: float,
+    weights: BackboneWeights | None = None,
+    device: str = "cpu",
+) -> UnrolledTask:
     """Train the first batches of two tasks by gradient descent, and write the second as a sum of its gradients.
 
     theta = anchor - sum_j rate_j g_j over the n iterations of the second task. Under a penalty
@@ -121,13 +120,14 @@ def unroll(condition: Condition, stream: Stream, pull: Pull, lr: float, **start:
     rate_j = lr prod_{m >= j} (1 - R_m).
 
     Args:
+        pull: a `Penalty` or an `Interpolation`.
         condition: network and batch.
         stream: the stream whose first two tasks are trained.
-        pull: a `Penalty` or an `Interpolation`.
         lr: the learning rate of gradient descent without momentum; momentum would change the form.
-        start: weights, device and checkpoint of `_after_first_task`.
+        weights: what the backbone starts from; random weights if None.
+        device: where it is trained.
     """
-    network, optimizer, moor = _after_first_task(condition, stream, pull, lr, **start)
+    network, optimizer, moor = _after_first_task(pull, condition, stream, lr, weights, device)
     anchor = {name: value.clone() for name, value in moor.anchor.items()}
     gradients, retained = [], []
     for gradient in _train_steps(network, optimizer, stream, 1, condition.regime.batch):
@@ -155,27 +155,15 @@ def unroll(condition: Condition, stream: Stream, pull: Pull, lr: float, **start:
 
 
 def _after_first_task(
-    condition: Condition,
-    stream: Stream,
-    pull: Pull,
-    lr: float,
-    weights: BackboneWeights | None = None,
-    device: str = "cpu",
-    checkpoint: Checkpoint | None = None,
+    pull: Pull, condition: Condition, stream: Stream, lr: float, weights: BackboneWeights | None, device: str
 ) -> tuple[MultiHeadNetwork, torch.optim.Optimizer, Mooring]:
-    """Return a moored network after its first task, which is trained if there is no checkpoint of it."""
+    """Return a moored network after its first task, in which no pull acts: it is the same for all pulls."""
     network = initial_network(condition.network, stream, 0, dtype=torch.float64, weights=weights).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     moor = attach(network, optimizer, importance="ewc", pull=pull, exclude=("heads.*",))
-    if checkpoint is None:
-        for _ in _train_steps(network, optimizer, stream, 0, condition.regime.batch):
-            pass
-        moor.consolidate()
-        return network, optimizer, moor
-    network.load_state_dict(checkpoint[0])
-    with warnings.catch_warnings():  # no pull acts in a first task, so its state fits every pull
-        warnings.filterwarnings("ignore", "the state was made with")
-        moor.load_state_dict({name: value.clone() for name, value in checkpoint[1].items()})
+    for _ in _train_steps(network, optimizer, stream, 0, condition.regime.batch):
+        pass
+    moor.consolidate()
     return network, optimizer, moor
 
 

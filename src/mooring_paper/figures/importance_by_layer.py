@@ -7,6 +7,7 @@ from statistics import correlation, fmean
 from typing import Any
 
 from matplotlib.figure import Figure
+from scipy.stats import rankdata
 
 from mooring_lab.model.metrics import Interval, confidence_interval
 from mooring_lab.model.results import Result
@@ -78,12 +79,7 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     """
     if len(set(x)) < 2 or len(set(y)) < 2:
         return None
-    return correlation(_ranks(x), _ranks(y))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the ranks of values; equal values get their mean rank."""
-    return [sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
+    return correlation(rankdata(x).tolist(), rankdata(y).tolist())
 
 
 def _row(name: str, layers: LayerIntervals) -> dict[str, Any]:

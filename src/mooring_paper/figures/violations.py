@@ -16,7 +16,7 @@ from mooring_lab.report.figures.logarithm import ticks
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.style import FAINT, LINES, PAPER, RULE, WIDTH
 from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs
-from mooring_paper.context.scale import REGULARIZERS, Condition, Scale
+from mooring_paper.context.scale import REGULARIZERS, Condition
 from mooring_paper.context.seed_statistics import metric_values, summarize_seeds, unstable_count
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.figures.panels import draw_stability_marks
@@ -34,12 +34,6 @@ DECADES_BELOW, DECADES_ABOVE = 1, 2
 
 ACCURACY_DROP = 10.0
 """Points of accuracy by which a finished run must be below its clamped run to count as degraded."""
-
-
-def count_models(scale: Scale) -> int:
-    """Return how many models a data set needs at most: some to locate the range of a method, then the range twice."""
-    strengths = min(scale.seeds, MAX_STRENGTHS_PER_DECADE) * (DECADES_BELOW + DECADES_ABOVE) + 1
-    return len(REGULARIZERS) * (1 + 2 * strengths) * min(scale.seeds, MAX_SEEDS)
 
 
 def strength_grid(first_violation: float, per_decade: int) -> list[float]:

@@ -1,27 +1,90 @@
-"""The content of the page, in its order: verdict, main table, what differs and why, details."""
+"""The content of the page as Markdown, in its order: verdict, main table, what differs and why, details."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 
 from mooring_lab.model.results import Result
 from mooring_lab.report.numbers import MISSING
 from mooring_lab.report.picture import Drawing
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.target_result import ResultTable, TargetResult
-from mooring_paper.page.blocks import Block, FoldedBlock, bullet_list, figure_block, flatten, sentences, titled_tables
-from mooring_paper.page.compact_tables import (
-    NOT_ALL_SEEDS,
-    changes_table,
-    claims_tables,
-    compact_table,
-    settings_table,
-)
+from mooring_paper.page.compact_tables import NOT_ALL_SEEDS, changes_table, claims_tables, compact_table, settings_table
 from mooring_paper.page.difference_notes import difference_lines, tested_reasons
 from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
 from mooring_paper.page.verdict import agreement, cells_at, main_settings, verdict_sentences
 from mooring_paper.published.numbering import ITEMS
 from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
 from mooring_paper.targets import TARGETS, lacks_data
+
+NOT_SENTENCES = ("#", "```", "![")
+"""How headings, code and figures begin."""
+
+
+@dataclass(frozen=True)
+class FoldedBlock:
+    """Blocks that a reader unfolds.
+
+    Attributes:
+        title: the line that is always shown.
+        blocks: what is below it.
+    """
+
+    title: str
+    blocks: Sequence["Block"]
+
+    def markdown(self) -> str:
+        """Return a `details` element with Markdown in it, which GitHub and MkDocs render."""
+        opening = f'<details markdown="1">\n<summary>{escape(self.title, quote=False)}</summary>'
+        return f"{opening}\n\n{join_blocks(self.blocks)}\n\n</details>"
+
+
+Block = str | ResultTable | FoldedBlock
+"""Markdown, such as a paragraph or a list; a table; or blocks that a reader unfolds."""
+
+
+def join_blocks(blocks: Sequence[Block]) -> str:
+    """Return blocks as Markdown.
+
+    Example:
+        >>> join_blocks(["A sentence.", FoldedBlock("More", ["Another one."])]).splitlines()
+        ['A sentence.', '', '<details markdown="1">', '<summary>More</summary>', '', 'Another one.', '', '</details>']
+    """
+    return "\n\n".join(block if isinstance(block, str) else block.markdown() for block in blocks)
+
+
+def bullet_list(items: Sequence[str]) -> list[Block]:
+    """Return a list of texts as a block; nothing if there are none."""
+    return ["\n".join(f"- {item}" for item in items)] if items else []
+
+
+def titled_tables(tables: Sequence[ResultTable]) -> list[Block]:
+    """Return tables, each below its title."""
+    return [block for table in tables for block in (f"**{table.title}**", table)]
+
+
+def figure_block(drawing: Drawing, file: str, caption: str) -> str:
+    """Return a picture and its caption, which describes it; the title stands in for the picture."""
+    return f"![{drawing.title}]({file})\n\n{caption}".rstrip()
+
+
+def flatten(blocks: Sequence[Block]) -> Iterator[str | ResultTable]:
+    """Yield the blocks without folding."""
+    for block in blocks:
+        yield from flatten(block.blocks) if isinstance(block, FoldedBlock) else (block,)
+
+
+def sentences(blocks: Sequence[Block]) -> list[str]:
+    """Return the paragraphs and list items of blocks.
+
+    Example:
+        >>> sentences(["## Title", "A sentence.", *bullet_list(["one", "two"])])
+        ['A sentence.', 'one', 'two']
+    """
+    texts = [block for block in flatten(blocks) if isinstance(block, str) and not block.startswith(NOT_SENTENCES)]
+    return [line.removeprefix("- ") for text in texts for line in text.splitlines()]
+
 
 Figures = Mapping[str, Mapping[str, Drawing]]
 """The drawings of each target by the name of their PNG files."""

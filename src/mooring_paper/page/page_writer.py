@@ -9,8 +9,7 @@ from mooring_lab.report.picture import Drawing, render_drawing
 from mooring_lab.report.style import figure_style
 from mooring_paper.context.paper_context import PaperContext, unique_runs
 from mooring_paper.context.target_result import TargetResult
-from mooring_paper.page.blocks import join_blocks
-from mooring_paper.page.page_content import page_blocks, page_findings
+from mooring_paper.page.page_content import join_blocks, page_blocks, page_findings
 from mooring_paper.run_rows import runs_json
 
 

@@ -1,12 +1,10 @@
 """The numbers of the paper's figures, tables, equations and algorithm, and what reproduces each of them."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 _ALL = ("cifar100", "flowers102", "caltech256")
 _STABILITY = "mooring.diagnose.stability"
-_ONE_EPOCH = "one epoch, without the panels of 30 epochs"
 _PROOF = "a step of the proof of Equation 4"
 
 
@@ -21,7 +19,6 @@ class PaperItem:
         target: the target that reproduces or tests it; empty if there is none.
         function: the function that computes it; empty for figures and tables.
         data: the data sets that it shows.
-        remark: which part of it is reproduced, if not all.
 
     Example:
         >>> find_item("fig3").name, find_item("fig3").target
@@ -34,7 +31,6 @@ class PaperItem:
     target: str = ""
     function: str = ""
     data: tuple[str, ...] = ()
-    remark: str = ""
 
     @property
     def name(self) -> str:
@@ -42,8 +38,8 @@ class PaperItem:
         return f"{self.kind.capitalize()} {self.number}"
 
 
-def _figure(number: int, subject: str, target: str, *data: str, remark: str = "") -> PaperItem:
-    return PaperItem("figure", number, subject, target, data=data, remark=remark)
+def _figure(number: int, subject: str, target: str, *data: str) -> PaperItem:
+    return PaperItem("figure", number, subject, target, data=data)
 
 
 def _table(number: int, subject: str, target: str, *data: str) -> PaperItem:
@@ -58,13 +54,13 @@ ITEMS: tuple[PaperItem, ...] = (
     _figure(1, "negative importance makes SI unstable", "fig-negative", "cifar100"),
     _figure(2, "parameters that violate the stability bound", "fig-violations", "cifar100"),
     _figure(3, "mean importance by layer", "fig-importance", "cifar100"),
-    _figure(4, "CKA by layer, with and without balanced importance", "fig-cka", "cifar100", remark=_ONE_EPOCH),
+    _figure(4, "CKA by layer, with and without balanced importance; here 1 epoch", "fig-cka", "cifar100"),
     _figure(5, "Figure 1 on the other data sets", "fig-negative", "flowers102", "caltech256"),
     _figure(6, "Figure 2 on Oxford-Flowers", "fig-violations", "flowers102"),
     _figure(7, "Figure 2 on Caltech-256", "fig-violations", "caltech256"),
     _figure(8, "Figure 3 on Oxford-Flowers", "fig-importance", "flowers102"),
     _figure(9, "Figure 3 on Caltech-256", "fig-importance", "caltech256"),
-    _figure(10, "Figure 4 on the other data sets", "fig-cka", "flowers102", "caltech256", remark=_ONE_EPOCH),
+    _figure(10, "Figure 4 on the other data sets; here 1 epoch", "fig-cka", "flowers102", "caltech256"),
     _table(1, "accuracy and forgetting of every method, both regimes", "table1", *_ALL),
     _table(2, "settings of the search, 1 epoch", "grids", *_ALL),
     _table(3, "settings of the search, 30 epochs", "grids", *_ALL),
@@ -86,8 +82,10 @@ ITEMS: tuple[PaperItem, ...] = (
 )
 """Every numbered item of the paper, appendix included, in its order."""
 
+ITEM_NAMES = ("fig1 to fig10", "table1 to table6", "eq1 to eq14", "alg1")
+"""The short names that `find_item` accepts."""
+
 _ABBREVIATIONS = {"fig": "figure", "tab": "table", "eq": "equation", "alg": "algorithm"}
-_KINDS = {**_ABBREVIATIONS, **{kind: kind for kind in _ABBREVIATIONS.values()}}
 _NAME = re.compile(r"([a-z]+)\.?[\s_-]*(\d+)", re.IGNORECASE)
 
 
@@ -101,35 +99,6 @@ def find_item(name: str) -> PaperItem | None:
     match = _NAME.fullmatch(name.strip())
     if match is None:
         return None
-    kind, number = _KINDS.get(match[1].lower()), int(match[2])
+    kind, number = match[1].lower(), int(match[2])
+    kind = _ABBREVIATIONS.get(kind, kind)
     return next((item for item in ITEMS if (item.kind, item.number) == (kind, number)), None)
-
-
-def join_numbers(words: Sequence[str]) -> list[str]:
-    """Return words with a kind and the number after it as one name, as in `mooring paper table 1`.
-
-    Example:
-        >>> join_numbers(["table", "1", "grids", "Fig.", "3"])
-        ['table 1', 'grids', 'Fig. 3']
-    """
-    names: list[str] = []
-    for word in words:
-        if word.isdigit() and names and names[-1].lower().rstrip(".") in _KINDS:
-            names[-1] += f" {word}"
-        else:
-            names.append(word)
-    return names
-
-
-def item_ranges() -> list[str]:
-    """Return the short names that `find_item` accepts, as ranges.
-
-    Example:
-        >>> item_ranges()
-        ['fig1 to fig10', 'table1 to table6', 'eq1 to eq14', 'alg1']
-    """
-    ranges = []
-    for short, kind in (("fig", "figure"), ("table", "table"), ("eq", "equation"), ("alg", "algorithm")):
-        last = max(item.number for item in ITEMS if item.kind == kind)
-        ranges.append(f"{short}1" + (f" to {short}{last}" if last > 1 else ""))
-    return ranges

@@ -13,17 +13,6 @@ from mooring_paper.published.published_numbers import Setting, published_setting
 SEARCHED_METHODS = (*ROWS, *CONTROLS)
 
 
-def count_settings(scale: Scale) -> int:
-    """Return how many models the search trains under each condition: one for each of 350 settings in the paper.
-
-    Example:
-        >>> from mooring_paper.context.scale import PAPER
-        >>> count_settings(PAPER)
-        350
-    """
-    return sum(len(scale.lrs) * len(_strengths(scale, method)) for method in SEARCHED_METHODS)
-
-
 def search_conditions(scale: Scale) -> list[Condition]:
     """Return the conditions of both tables, without duplicates."""
     return list(dict.fromkeys([*scale.conditions(), *scale.second_conditions()]))
