@@ -51,7 +51,7 @@ class Shrinking(Budget):
 
     share: float = 1.0
 
-    def allowed(self, task: int, groups: int = 1) -> Tensor:
+    def allowed(self, task: int) -> Tensor:
         """Shrink the budget and return it."""
         assert isinstance(self.nats, Tensor)
         return self.nats.mul_(self.share)

@@ -585,7 +585,7 @@ class Mooring:
         distillation = make_distillation(
             self.model,
             meter.budget,
-            float(meter.budget.promised(self.tasks + 1)),
+            float(meter.budget.nats),
             others,
             loss,
             self._outputs,

@@ -181,10 +181,9 @@ def own_method(monkeypatch):
     return add
 
 
-@pytest.mark.parametrize("over", ["sum", "worst"])
-def test_budget_over_several_past_tasks_equals_a_loop_with_attach(over, own_method):
+def test_budget_over_several_past_tasks_equals_a_loop_with_attach(own_method):
     name = own_method(
-        lambda nats: mooring.Budget(nats, over=over, distil=False),
+        lambda nats: mooring.Budget(nats, distil=False),
         importance=lambda seed: mooring.EWC(decay=None, per_sample=True),
         plugin=ReferenceOptions(measures=True),
         memory=MEMORY,

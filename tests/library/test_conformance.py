@@ -38,7 +38,7 @@ PULLS = {
     "proximal": lambda: mooring.Proximal(10.0),
     "proximal huge": lambda: mooring.Proximal(1e30),
     "budget": lambda: mooring.Budget(1e-6),
-    "budget by layer": lambda: mooring.Budget(1e-7, per="layer", every=2),
+    "budget every 2": lambda: mooring.Budget(1e-7, every=2),
 }
 
 

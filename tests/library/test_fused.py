@@ -343,9 +343,7 @@ def test_on_a_gpu_views_that_are_not_aligned_are_found_too():
 
 
 @gpu
-@pytest.mark.parametrize(
-    "pull", [Budget(1e-4), Budget(1e-2, per="layer"), Budget(1e-3, every=2), Budget(1e3)], ids=repr
-)
+@pytest.mark.parametrize("pull", [Budget(1e-4), Budget(1e-2), Budget(1e-3, every=2), Budget(1e3)], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_on_a_gpu_a_budget_is_kept_by_kernels_as_without(pull, dtype, monkeypatch):
     def after(fused: bool) -> tuple[list[Tensor], list[float]]:

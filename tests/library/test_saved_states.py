@@ -3,6 +3,7 @@
 Each file of `fixtures/states` has a model after 7 steps, the Mooring's state there, and the model 6 steps later.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,4 +62,16 @@ def test_state_with_statistics_that_were_kept_is_refused_in_one_line():
     moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
     with pytest.raises(MooringError, match="made with buffers='keep', which does not exist any more") as error:
         moor.load_state_dict(saved)
+    assert "\n" not in str(error.value)
+
+
+def test_state_of_a_budget_with_an_option_that_was_deleted_is_refused_in_one_line():
+    state = under(load_file(FIXTURES / "budget-kronecker.safetensors"), "state/")
+    header = json.loads(bytes(state["mooring"].tolist()))
+    header["pull"] = header["pull"].replace("per='model'", "per='layer'")
+    state["mooring"] = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
+    model = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    moor = mooring.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    with pytest.raises(MooringError, match=r"per='layer'.*give attach pull=") as error:
+        moor.load_state_dict(state)
     assert "\n" not in str(error.value)

@@ -175,7 +175,7 @@ EVERY_IMPORTANCE = [
 ]
 EVERY_PULL = [
     *(Interpolation(), Interpolation(every="task"), Penalty(2.0), Penalty(2.0, clamp=True), Proximal(3.0)),
-    *(Blend(0.3), Budget(1e-4), Budget(1e-4, per="layer")),
+    *(Blend(0.3), Budget(1e-4)),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Keeps a budget over a whole model: solves for one multiplier of all parameters, or one per layer, and pulls."""
+"""Keeps a budget over a whole model: solves for the multiplier of all parameters, and pulls."""
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
@@ -15,33 +15,29 @@ from mooring.backends.product_terms import ProductTerm, is_active_product, is_pr
 from mooring.backends.small_batch import SmallBatch, is_small, small_batches
 from mooring.curvature.kronecker_factors import complete_eigenbases
 from mooring.distributed.dtensor import reduce_over_shards
-from mooring.rules import State
 from mooring.rules.budget import Budget, budget_solved
 from mooring.rules.pull import Number
 from mooring.state.offload import AnchorOffload
 from mooring.state.parameter_state import ParameterState
-from mooring.state.selection import layer_of
 
 UNUSED_PULL = 1e3
 """The first scale of a pull in reserve, which is not computed before a measurement lowers it."""
 
 
 class _Plan:
-    """The kernels of a step in which every group has some and everything that is held moves.
+    """The kernels of a step in which everything that is held moves.
 
     Args:
         key: the parameters of the step.
-        groups: the kernels of each group and the low-rank products that are among its terms.
+        kernels: the kernels.
+        terms: the low-rank products that are among the terms.
         products: the states of all products; a plan holds as long as the same ones are added to their layers.
     """
 
     def __init__(
-        self,
-        key: Hashable,
-        groups: dict[str, tuple[BudgetKernels, list[ProductTerm]]],
-        products: Sequence[ParameterState],
+        self, key: Hashable, kernels: BudgetKernels, terms: list[ProductTerm], products: Sequence[ParameterState]
     ) -> None:
-        self.key, self.groups, self.products = key, groups, products
+        self.key, self.kernels, self.terms, self.products = key, kernels, terms, products
         self.active = [*map(is_active_product, products)]
 
     def is_for(self, key: Hashable) -> bool:
@@ -50,23 +46,24 @@ class _Plan:
 
 
 class BudgetSolver:
-    """A budget and its multipliers, from step to step.
+    """A budget and its multiplier, from step to step.
 
     Args:
         budget: the budget.
         offload: brings offloaded anchors to the device.
 
     Attributes:
-        mu: the multiplier of each group of parameters, from which the next step's search starts.
+        mu: the multiplier, from which the next step's search starts.
         scale: the factor of what may be spent; other than 1 only if forgetting is measured.
     """
 
     def __init__(self, budget: Budget, offload: AnchorOffload) -> None:
         self.budget, self.offload = budget, offload
-        self.mu: State = {}
+        self.mu = torch.zeros((), dtype=torch.float64)
         self.scale = 1.0
-        self.batches: dict[str, list[BatchTerm | SmallBatch]] = {}
-        self.kernels: dict[str, tuple[list[object], BudgetKernels | None]] = {}
+        self.batches: list[BatchTerm | SmallBatch] = []
+        self.owners: list[object] = []
+        self.kernels: BudgetKernels | None = None
         self.plan: _Plan | None = None
 
     @property
@@ -90,74 +87,55 @@ class BudgetSolver:
         if self.is_unused:
             return
         key = len(states), *map(id, moved)
-        if not all(kernels.is_valid() for _, kernels in self.kernels.values() if kernels is not None):
+        if self.kernels is not None and not self.kernels.is_valid():
             self.invalidate()
+        allowed: Number = self.scale * self.budget.allowed(task)
         if self.plan is not None and self.plan.is_for(key):  # a model may have thousands of parameters
-            for name, (kernels, products) in self.plan.groups.items():
-                kernels.update_batches()
-                allowed: Number = self.scale * self.budget.allowed(task, len(self.plan.groups))
-                self._solve_in_kernels(name, kernels, _besides_residuals(products, allowed))
+            self.plan.kernels.update_batches()
+            self._solve_in_kernels(self.plan.kernels, _besides_residuals(self.plan.terms, allowed))
             return
-        groups, moving = self._groups(states), set(moved)
-        planned: dict[str, tuple[BudgetKernels, list[ProductTerm]]] = {}
-        for name, members in groups.items():
-            free = self._terms(name, [state for state in members if state.parameter in moving])
-            fixed = budget_terms([state for state in members if state.parameter not in moving])
-            if not free:
-                continue
-            allowed = self.scale * self.budget.allowed(task, len(groups))
-            # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
-            mu = self._initial_mu(name, free[0].state.anchor.device)
-            if fixed:
-                allowed = (allowed - self._energy(fixed)).clamp(min=0).to(mu.device)
-            products = [term for term in free if isinstance(term, ProductTerm)]
-            allowed = _besides_residuals(products, allowed)
-            if (group_kernels := self._kernels(name, free)) is not None:
-                self._solve_in_kernels(name, group_kernels, allowed)
-                if not fixed:
-                    planned[name] = group_kernels, products
-                continue
-            mu = budget_solved(lambda mu, done, terms=free: self._spent(terms, mu), allowed, mu)  # type: ignore[misc]
-            self.mu[name] = mu
-            if mu.device.type != "cpu" or bool(mu):
-                for free_term in self._staged(free):
-                    free_term.apply_pull(self.budget, mu)
-        if groups and len(planned) == len(groups):
-            self.plan = _Plan(key, planned, [state for state in states if is_product(state)])
-
-    def _groups(self, states: Collection[ParameterState]) -> dict[str, list[ParameterState]]:
-        """Return the states that a budget is spent on, by the group that shares a multiplier; B stands for A too."""
         complete_eigenbases(state.factors for state in states)
-        groups: dict[str, list[ParameterState]] = {}
-        for state in states:
-            if state.has_previous and not state.is_product_input:
-                groups.setdefault(layer_of(state.name) if self.budget.per == "layer" else "", []).append(state)
-        return groups
+        held = [state for state in states if state.has_previous and not state.is_product_input]  # B stands for A too
+        moving = set(moved)
+        free = self._terms([state for state in held if state.parameter in moving])
+        fixed = budget_terms([state for state in held if state.parameter not in moving])
+        if not free:
+            return
+        # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
+        mu = self.mu.to(free[0].state.anchor.device)
+        if fixed:
+            allowed = (allowed - self._energy(fixed)).clamp(min=0).to(mu.device)
+        products = [term for term in free if isinstance(term, ProductTerm)]
+        allowed = _besides_residuals(products, allowed)
+        if (kernels := self._kernels(free)) is not None:
+            self._solve_in_kernels(kernels, allowed)
+            if not fixed:
+                self.plan = _Plan(key, kernels, products, [state for state in states if is_product(state)])
+            return
+        self.mu = budget_solved(lambda mu, done: self._spent(free, mu), allowed, mu)
+        if self.mu.device.type != "cpu" or bool(self.mu):
+            for term in self._staged(free):
+                term.apply_pull(self.budget, self.mu)
 
-    def _terms(self, name: str, states: Sequence[ParameterState]) -> list[Term]:
-        """Return the terms of the parameters of a group; batches of parameters are kept from step to step."""
+    def _terms(self, states: Sequence[ParameterState]) -> list[Term]:
+        """Return the terms of parameters; batches of parameters are kept from step to step."""
         layers = [state for state in states if is_batchable(state)]
         small = [state for state in states if is_small(state)]
         products = [state for state in states if is_active_product(state)]
         batched = {id(state) for state in (*layers, *small, *products)}
         alone = [term for s in states if id(s) not in batched and (term := budget_term(s)) is not None]
-        batches = self.batches.get(name, [])
-        if {id(state) for batch in batches for state in batch.states} == batched and all(
-            batch.is_valid() for batch in batches
+        if {id(state) for batch in self.batches for state in batch.states} == batched and all(
+            batch.is_valid() for batch in self.batches
         ):
-            for batch in batches:
+            for batch in self.batches:
                 batch.update()
         else:
-            batches = [*kronecker_batches(layers), *small_batches(small), *product_terms(products, together=True)]
-            self.batches[name] = batches
-        return [*alone, *batches]
+            products_together = product_terms(products, together=True)
+            self.batches = [*kronecker_batches(layers), *small_batches(small), *products_together]
+        return [*alone, *self.batches]
 
-    def _initial_mu(self, name: str, device: torch.device) -> Tensor:
-        """Return the multiplier of the step before."""
-        return self.mu.get(name, torch.zeros((), dtype=torch.float64)).to(device)
-
-    def _solve_in_kernels(self, name: str, kernels: BudgetKernels, allowed: Number) -> None:
-        mu = self.mu[name] = self._initial_mu(name, kernels.partial_sums.device)
+    def _solve_in_kernels(self, kernels: BudgetKernels, allowed: Number) -> None:
+        mu = self.mu = self.mu.to(kernels.partial_sums.device)
         nats = allowed if isinstance(allowed, Tensor) else torch.full_like(mu, allowed)
         kernels.solve(nats.to(mu), mu)
         kernels.apply_pull(mu)
@@ -184,33 +162,33 @@ class BudgetSolver:
             parameters.append(term.placed_like)
         return torch.stack(reduce_over_shards(spent, parameters)).sum(0)
 
-    def _kernels(self, name: str, terms: Sequence[Term]) -> BudgetKernels | None:
-        """Return kernels for a group of terms if they can do them all; made once until `invalidate`."""
+    def _kernels(self, terms: Sequence[Term]) -> BudgetKernels | None:
+        """Return kernels for terms if they can do them all; made once until `invalidate`."""
         if not has_compiler(terms[0].state.parameter.device):
             return None
         fusable = [term for term in terms if not isinstance(term, SmallBatch)]
         if len(fusable) < len(terms):
             return None
         owners: list[object] = [term if isinstance(term, BatchTerm) else term.state for term in fusable]
-        known, kernels = self.kernels.get(name, ([], None))
-        if list(map(id, known)) != list(map(id, owners)):
-            kernels = BudgetKernels.create(fusable, self.budget)
-            self.kernels[name] = owners, kernels
-        return kernels
+        if list(map(id, self.owners)) != list(map(id, owners)):
+            self.owners, self.kernels = owners, BudgetKernels.create(fusable, self.budget)
+        return self.kernels
 
     def invalidate(self) -> None:
         """Discard kernels and plans: a tensor that is kept has another address now."""
-        self.batches, self.kernels, self.plan = {}, {}, None
+        self.batches, self.owners, self.kernels, self.plan = [], [], None, None
 
     def state(self) -> dict[str, Any]:
         """Return what a saved state carries, as plain values."""
-        return {"mu": {name: float(mu) for name, mu in self.mu.items()}, "scale": self.scale}
+        return {"mu": float(self.mu), "scale": self.scale}
 
     def load_state(self, state: dict[str, Any] | None) -> None:
         """Continue from a saved state; from the beginning if there is none."""
         state = state or {}
-        mu, self.scale = state.get("mu", {}), float(state.get("scale", 1.0))
-        self.mu = {name: torch.tensor(value, dtype=torch.float64) for name, value in mu.items()}
+        mu, self.scale = state.get("mu", 0.0), float(state.get("scale", 1.0))
+        if isinstance(mu, dict):  # of a state that named the group of all parameters
+            mu = mu.get("", 0.0)
+        self.mu = torch.tensor(mu, dtype=torch.float64)
 
 
 def _besides_residuals(products: Sequence[ProductTerm], allowed: Number) -> Number:

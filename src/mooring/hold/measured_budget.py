@@ -114,7 +114,7 @@ class MeasuredBudget:
     @property
     def named(self) -> float:
         """The budget of the present task."""
-        return float(self.budget.promised(self.states.tasks))
+        return float(self.budget.nats)
 
     def start_task(self, gauge: Gauge | None = None, recorded: Collection[Gauge] = ()) -> None:
         """Store the predictions of the present model, also on a new gauge: what is forgotten counts from here.
@@ -143,7 +143,7 @@ class MeasuredBudget:
     def measure(self) -> Measurement:
         """Return the measured value on all gauges."""
         model = unwrapped(self.states.model)
-        result = combine([gauge.measure(model) for gauge in self.gauges], self.budget.over)
+        result = combine([gauge.measure(model) for gauge in self.gauges])
         nats, error = _agreed(result.nats, self._device), _agreed(result.standard_error, self._device)
         return Measurement(nats, error, result.samples, by_loss=any(gauge.loss is not None for gauge in self.gauges))
 
@@ -222,9 +222,9 @@ class MeasuredBudget:
 
     def _binding(self, device: torch.device) -> Tensor:
         """Return whether the budget's pull acts in this step, on a device."""
-        known = {} if self.solver.is_unused else self.solver.mu  # which may be of the end of the task before
-        multipliers = [mu.to(device, non_blocking=True) for mu in known.values()]
-        return torch.stack(multipliers).gt(0).any() if multipliers else torch.zeros((), dtype=torch.bool, device=device)
+        if self.solver.is_unused:  # its multiplier may be of the end of the task before
+            return torch.zeros((), dtype=torch.bool, device=device)
+        return self.solver.mu.to(device, non_blocking=True) > 0
 
     @torch.no_grad()
     @autocast_disabled()
@@ -373,7 +373,7 @@ class MeasuredBudget:
             if known:
                 samples = math.fsum(pair[1] for pair in known)
                 parts.append(Measurement(math.fsum(v * n for v, n in known) / samples, 0.0, int(samples)))
-        return combine(parts, self.budget.over).nats if parts else None
+        return combine(parts).nats if parts else None
 
     def _check_unchanged(self) -> None:
         """Warn, and measure no more, if the outputs changed before the first step of a task."""
@@ -412,7 +412,7 @@ class MeasuredBudget:
             torch.manual_seed(len(self.latest))  # other random numbers than when predictions were stored
             model, first = unwrapped(self.states.model), range(NOISE_BATCHES)
             parts = [gauge.measure(model, first[: len(gauge)]) for gauge in self.gauges]
-            self.noise = noise = abs(_agreed(combine(parts, self.budget.over).nats, self._device))
+            self.noise = noise = abs(_agreed(combine(parts).nats, self._device))
         if self.named and noise > max(NOISE, 0.01 * self.named):
             warn(
                 f"the model's outputs differ from call to call, so {noise:.2g} nats of forgetting are measured where "

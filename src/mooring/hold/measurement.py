@@ -54,15 +54,13 @@ def ratio_of_sums(sums: Sequence[float], counts: Sequence[float]) -> Measurement
     return Measurement(mean, math.sqrt(residual * n / (n - 1)) / predictions, n)
 
 
-def combine(measurements: Sequence[Measurement], over: str) -> Measurement:
-    """Return the mean, the sum or the worst of several gauges, as `Budget(over=...)` says.
+def combine(measurements: Sequence[Measurement]) -> Measurement:
+    """Return the mean over several gauges.
 
     Example:
-        >>> combine([Measurement(1.0, 0.3, 10), Measurement(3.0, 0.4, 10)], "mean")
+        >>> combine([Measurement(1.0, 0.3, 10), Measurement(3.0, 0.4, 10)])
         Measurement(nats=2.0, standard_error=0.25, samples=20)
     """
-    if over == "worst":
-        return max(measurements, key=lambda m: m.nats if not math.isnan(m.nats) else math.inf)
-    parts = len(measurements) if over == "mean" else 1
+    parts = len(measurements)
     error = math.sqrt(math.fsum(m.standard_error**2 for m in measurements)) / parts
     return Measurement(math.fsum(m.nats for m in measurements) / parts, error, sum(m.samples for m in measurements))

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mooring.errors import MooringError, check_number, check_whole, unknown
+from mooring.errors import MooringError, check_whole
 from mooring.rules.proximal import proximal_rate
 from mooring.rules.pull import Number, check_numbers, per_run
 
@@ -154,10 +154,6 @@ class Budget:
         nats: how much of a past task may be forgotten in each new task; one number, or one per run.
         every: act in each `every`-th iteration of a task, and at its end. In between more than the budget may be spent:
             at most (sqrt(budget) + the sum of |step| since the last pull)^2, where |step|^2 = sum(F * step^2) / 2.
-        growth: the budget of each task divided by that of the task before.
-        per: "model" for one budget for the whole model, "layer" for an equal share for each layer.
-        over: whether `nats` limits the "mean" over past tasks, their "sum", which holds tighter with every task, or
-            the "worst" of those that are measured.
         measured: whether forgetting is measured wherever there is data of past tasks, as with a reference: `nats` then
             limits the divergence from the original model, or the rise of a loss that was given, on held-out data. If
             not, and without data, the sum above is all that is known, and limited.
@@ -188,9 +184,6 @@ class Budget:
 
     nats: Number
     every: int = 1
-    growth: float = 1.0
-    per: Literal["model", "layer"] = "model"
-    over: Literal["mean", "sum", "worst"] = "mean"
     measured: bool = True
     distil: bool | Literal["unmixed"] | None = None
     average: bool | None = None
@@ -198,34 +191,20 @@ class Budget:
     def __post_init__(self) -> None:
         check_numbers("nats", self.nats, 0)
         check_whole("every", self.every, 1)
-        check_number("growth", self.growth, 0, above=True)
-        overs = ["mean", "sum", "worst"]
-        for name, value, allowed in (("per", self.per, ["model", "layer"]), ("over", self.over, overs)):
-            if value not in allowed:
-                raise unknown(name, value, allowed)
         for name, others in (("measured", ()), ("distil", (None, "unmixed")), ("average", (None,))):
             switch = getattr(self, name)
             if not (isinstance(switch, bool) or switch in others):
                 names = "True, False or 'unmixed'" if "unmixed" in others else "True or False"
                 raise MooringError(f"{name}={switch!r} is not allowed: give {names}")
 
-    def allowed(self, task: int, groups: int = 1) -> Number:
-        """Return what one of the groups may spend in a task; the first task after a consolidation is 1.
+    def allowed(self, task: int) -> Number:
+        """Return what all past tasks together may spend in a task; the first task after a consolidation is 1.
 
         Example:
-            >>> Budget(0.1, growth=2.0, over="sum").allowed(task=3), round(Budget(0.1).allowed(task=3), 3)
-            (0.4, 0.3)
+            >>> Budget(0.25).allowed(task=3)
+            0.75
         """
-        return self.promised(task) * (1 if self.over == "sum" else task) / groups
-
-    def promised(self, task: int) -> Number:
-        """Return the limit of a task: the rise of the mean of past losses, or of their sum.
-
-        Example:
-            >>> Budget(0.1, growth=2.0).promised(task=3)
-            0.4
-        """
-        return self.nats * self.growth ** (task - 1)
+        return self.nats * task
 
     def rate(self, previous: Tensor, mu: Number) -> Tensor:
         """Return the rate of the return to the anchor: mu * F / (1 + mu * F)."""

@@ -33,6 +33,9 @@ DEFAULT_NATS = 0.1
 DEFAULT_PRODUCT_NATS = 0.03
 """The same where low-rank adapters train, which learn hardly more with a larger one (docs/adapters.md)."""
 
+DELETED_OPTIONS = {"Budget": {"growth": 1.0, "per": "model", "over": "mean"}}
+"""Options that saved states may name, with the values that are the only behaviour now."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -111,7 +114,7 @@ class Rules:
         Example:
             >>> saved = choose_rules(reference=True).header()
             >>> choose_rules().continued(saved).pull
-            Budget(nats=0.1, every=1, growth=1.0, per='model', over='mean', measured=True, distil=None, average=None)
+            Budget(nats=0.1, every=1, measured=True, distil=None, average=None)
         """
         options: dict[str, Any] = {}
         own, saved_merge = self.header(), merges.PUBLIC_NAMES.get(saved["merge"], saved["merge"])
@@ -236,6 +239,9 @@ def _evaluate(node: ast.expr) -> Any:
     if module is None:
         raise ValueError(f"{ast.unparse(node.func)} is not a rule of Mooring")
     options = {keyword.arg or "": _evaluate(keyword.value) for keyword in node.keywords}
+    for option, default in DELETED_OPTIONS.get(ast.unparse(node.func), {}).items():
+        if options.pop(option, default) != default:
+            raise ValueError(f"{option} is no option any more")
     return getattr(module, ast.unparse(node.func))(*map(_evaluate, node.args), **options)
 
 

@@ -111,15 +111,12 @@ class RunBudgets:
 def _named(state: MethodState) -> Tensor:
     """Return the budget of each run in its present task, float64 on the CPU."""
     assert isinstance(state.pull, Budget)
-    return torch.as_tensor(state.pull.promised(state.tasks)).double().cpu()
+    return torch.as_tensor(state.pull.nats).double().cpu()
 
 
 def _over_tasks(means: Tensor, state: MethodState) -> Tensor:
     """Return one value for each run from those of its gauges, (runs, tasks); NaN where nothing was measured."""
-    assert isinstance(state.pull, Budget)
-    if state.pull.over == "worst":
-        return means.nan_to_num(-math.inf, posinf=math.inf).amax(1)
-    return means.nansum(1) if state.pull.over == "sum" else means.nanmean(1)
+    return means.nanmean(1)
 
 
 def _fill(tensor: Tensor, values: list[float]) -> None:

@@ -72,7 +72,6 @@ PULLS = {
     "clamped": Penalty(500.0, clamp=True),
     "proximal": Proximal(20.0),
     "budget": Budget(1e-3),
-    "budget per layer": Budget(1e-3, per="layer"),
 }
 MEMORIES = {"": None, "8bit": mooring.Memory(previous="8bit"), "host": mooring.Memory(host=True, staging=1000)}
 

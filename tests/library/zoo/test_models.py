@@ -20,7 +20,7 @@ PULLS = {
     "budget of nothing": Budget(1e-36),  # where a bias has more outputs than samples, its curvature is 1e-17 along some
     "proximal of 1e30": Proximal(1e30),
 }
-BUDGETS = [(importance, "budget") for importance in IMPORTANCES] + [("kronecker", "budget per layer")]
+BUDGETS = [(importance, "budget") for importance in IMPORTANCES]
 OTHERS = [("mas", "interpolation"), ("si", "interpolation"), ("uniform", "penalty"), ("rwalk", "proximal")]
 ESTIMATED = [(importance, "budget") for importance in ("kronecker", "ewc", "mas", "uniform", "balanced")]
 HOLDING = [(importance, "budget of nothing") for importance, _ in ESTIMATED] + [("ewc", "proximal of 1e30")]
@@ -50,8 +50,7 @@ def new_run(zoo: ZooModel, **options) -> MooredRun:
 
 
 def rules(zoo: ZooModel, importance: str, pull: str) -> dict:
-    budgets = {"budget": Budget(zoo.nats), "budget per layer": Budget(zoo.nats, per="layer")}
-    return {"importance": IMPORTANCES[importance], "pull": (budgets | PULLS)[pull]}
+    return {"importance": IMPORTANCES[importance], "pull": ({"budget": Budget(zoo.nats)} | PULLS)[pull]}
 
 
 def moved(run: MooredRun, before: dict[str, torch.Tensor]) -> dict[str, float]:
