@@ -15,7 +15,6 @@ from torch import Tensor
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.closures import calls_its_parent, single_use, with_closure
 from mooring.backends.eager import (
-    Rule,
     autocast_disabled,
     gc_disabled,
     has_compiler,
@@ -34,6 +33,7 @@ from mooring.backends.gradients import (
     step_tensors,
     versions_of,
 )
+from mooring.backends.kernels.codegen import Rule
 from mooring.backends.kernels.tensor_list import TensorLists
 from mooring.backends.product_terms import product_terms
 from mooring.backends.step_kernels import StepKernels

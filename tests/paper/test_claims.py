@@ -274,18 +274,18 @@ def test_undecided_pairs_stop_at_the_last_look():
 
 def test_only_undecided_pairs_of_a_claim_want_more_seeds():
     clear = pair(row("explicit-si", [65.0, 65.1, 64.9, 65.0, 65.0]), row("si", [60.0] * 5))
-    claim = PairGroup((clear, noisy_pair(5)), FOUR_LOOKS).every("", "", "accuracy")
+    claim = PairGroup((clear, noisy_pair(5)), FOUR_LOOKS).in_each("", "", "accuracy")
     assert {r.setting.method for r, _ in claim.wanted} == {"explicit-ewc", "ewc"}
-    claim = PairGroup((clear, noisy_pair(20)), FOUR_LOOKS).every("", "", "accuracy")
+    claim = PairGroup((clear, noisy_pair(20)), FOUR_LOOKS).in_each("", "", "accuracy")
     assert (claim.verdict, claim.wanted, claim.to_row()["seeds"]) == ("holds", (), "5 to 20")
 
 
 def test_more_seeds_are_not_wanted_for_a_verdict_out_of_reach():
     """A missing pair can not be made up for: the noisy pair would have to be worse to refute the claim."""
     broken = pair(row("explicit-si", [65.0] * 5), row("si", [60.0] * 5, unstable=(3,)))
-    claim = PairGroup((broken, noisy_pair(5)), FOUR_LOOKS).every("", "", "accuracy")
+    claim = PairGroup((broken, noisy_pair(5)), FOUR_LOOKS).in_each("", "", "accuracy")
     assert (claim.verdict, claim.wanted) == ("not decided", ())
-    claim = PairGroup((broken, PairGroup((noisy_pair(5),), FOUR_LOOKS).swapped.pairs[0]), FOUR_LOOKS).every(
+    claim = PairGroup((broken, PairGroup((noisy_pair(5),), FOUR_LOOKS).swapped.pairs[0]), FOUR_LOOKS).in_each(
         "", "", "accuracy"
     )
     assert {r.setting.method for r, _ in claim.wanted} == {"explicit-ewc", "ewc"}

@@ -26,12 +26,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from mooring.backends.kernels.codegen import Rule
 from mooring.rules import Budget, GradientPull, Importance, Iteration, ParameterPull, Pull, State
 from mooring.rules.pull import Number, per_run
 from mooring.state.quantization import dequantize
-
-Rule = Callable[[dict[str, Any]], None]
-"""A function that changes some of its named tensors in place."""
 
 CPU_CHUNK = 5 << 16
 DEVICE_CHUNK = 1 << 26

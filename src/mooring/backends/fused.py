@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mooring.backends.eager import Rule, has_compiler
-from mooring.backends.kernels.codegen import TRITON_DTYPES
+from mooring.backends.eager import has_compiler
+from mooring.backends.kernels.codegen import TRITON_DTYPES, Rule
 from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, elements_per_entry
 from mooring.backends.kernels.tensor_list import TensorForm, TensorList
 from mooring.rules.pull import Number

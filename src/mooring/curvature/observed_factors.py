@@ -1,6 +1,6 @@
 """The factors of one parameter since the last step, and the part of the parameter's gradient that they account for."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,6 +24,7 @@ from mooring.curvature.kronecker_factors import (
     weight_factors,
 )
 from mooring.curvature.sampled_places import gradient_along, sample_rows, samples_at_once
+from mooring.distributed.collectives import all_reduce, all_reduce_many, world_size
 
 DIRECTIONS = 8
 """The number of directions of inputs along which gradients are compared, instead of as a whole."""
@@ -237,3 +238,47 @@ def is_explained(observed: ObservedFactors, gradient: Tensor, scale: Tensor) -> 
     unexplained: Tensor = gradient.square().sum() - along.square()
     limit = (1 - MIN_EXPLAINED) * gradient.square().sum() + NOISE**2 * scale * observed.noise
     return ~(unexplained > limit)  # a gradient that is not a number is not for this check
+
+
+def all_reduce_factors(
+    parameters: Sequence[Tensor],
+    observed: dict[Tensor, ObservedFactors],
+    shapes: Mapping[Tensor, FactorShapes],
+    transposed: Collection[Tensor] = (),
+) -> dict[Tensor, ObservedFactors]:
+    """Combine the factors of each rank's mean loss into those of the mean loss over all ranks.
+
+    The gradient is averaged over W ranks, so a layer's share of it is 1 / W of what this rank observed. With n of all
+    samples on this rank: A <- sum over ranks of n / samples * A; G <- sum over ranks of samples / n * G / W^2.
+
+    Args:
+        parameters: all parameters with factors, in the same order on all ranks.
+        observed: the factors of those whose layers ran on this rank.
+        shapes: the shapes of A, of G and of the gradient that is compared with the step's, for each of them.
+        transposed: the parameters of shape (in, out).
+    """
+    if world_size() == 1 or not parameters:
+        return observed
+    samples = [observed[p].samples if p in observed else 0 for p in parameters]
+    totals = all_reduce(torch.tensor(samples, device=parameters[0].device)).tolist()
+    ran = [(p, total) for p, total in zip(parameters, totals, strict=True) if total]
+    contributions = [tensor for p, total in ran for tensor in _contribution(p, total, observed.get(p), shapes[p])]
+    summed = all_reduce_many(contributions)
+    return {
+        p: ObservedFactors(n, next(summed), next(summed), next(summed), next(summed), transposed=p in transposed)
+        for p, n in ran
+    }
+
+
+def _contribution(p: Tensor, total: int, observed: ObservedFactors | None, shapes: FactorShapes) -> tuple[Tensor, ...]:
+    """Return this rank's term in the sum of a parameter's factors; zeros if its layer did not run here."""
+    dtype = torch.promote_types(p.dtype, torch.float32)
+    if observed is None:
+        return tuple(torch.zeros(shape, dtype=dtype, device=p.device) for shape in (*shapes, ()))
+    share, ranks = observed.samples / total, world_size()
+    return (
+        observed.inputs.to(dtype) * share,
+        observed.outputs.to(dtype) / (share * ranks**2),
+        observed.gradient.to(dtype) / ranks,
+        observed.noise.to(dtype) / ranks**2,
+    )

@@ -1,6 +1,6 @@
-"""Collectives over ranks that each see a part of the batch: samples, gradients and Kronecker factors."""
+"""Collectives over ranks that each see a part of the batch: samples, gradients and sums of many tensors."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mooring.curvature.observed_factors import FactorShapes, ObservedFactors
 from mooring.distributed.dtensor import mesh_of, sharded
 
 BUCKET_SIZE = 1 << 23
@@ -77,64 +76,15 @@ def all_reduce_observation(
     mesh = mesh_of(parameters)
     if world_size() == 1 and mesh is None:
         return samples, gradients
-    groups = [None] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    groups: Sequence[Any] = [None] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
     counts = [int(samples), *(int(p in gradients) for p in parameters)]
     device = parameters[0].device if parameters else None
-    samples, *ranks_with_gradient = _all_reduce(torch.tensor(counts, device=device), groups).tolist()
+    samples, *ranks_with_gradient = all_reduce(torch.tensor(counts, device=device), groups).tolist()
     wanted = [p for p, ranks in zip(parameters, ranks_with_gradient, strict=True) if ranks]
     total = {p: _reduce_scatter(_gradient_or_zero(p, gradients), p) for p in wanted if sharded(p)}
     plain = [p for p in wanted if not sharded(p)]
-    total |= zip(plain, _all_reduce_many([_gradient_or_zero(p, gradients) for p in plain], groups), strict=True)
+    total |= zip(plain, all_reduce_many([_gradient_or_zero(p, gradients) for p in plain], groups), strict=True)
     return samples, total
-
-
-def all_reduce_factors(
-    parameters: Sequence[Tensor],
-    observed: dict[Tensor, ObservedFactors],
-    shapes: Mapping[Tensor, FactorShapes],
-    transposed: Collection[Tensor] = (),
-) -> dict[Tensor, ObservedFactors]:
-    """Combine the factors of each rank's mean loss into those of the mean loss over all ranks.
-
-    The gradient is averaged over W ranks, so a layer's share of it is 1 / W of what this rank observed. With n of all
-    samples on this rank: A <- sum over ranks of n / samples * A; G <- sum over ranks of samples / n * G / W^2.
-
-    Args:
-        parameters: all parameters with factors, in the same order on all ranks.
-        observed: the factors of those whose layers ran on this rank.
-        shapes: the shapes of A, of G and of the gradient that is compared with the step's, for each of them.
-        transposed: the parameters of shape (in, out).
-    """
-    if world_size() == 1 or not parameters:
-        return observed
-    samples = [observed[p].samples if p in observed else 0 for p in parameters]
-    totals = _all_reduce(torch.tensor(samples, device=parameters[0].device), [None]).tolist()
-    ran = [(p, total) for p, total in zip(parameters, totals, strict=True) if total]
-    contributions = [tensor for p, total in ran for tensor in _contribution(p, total, observed.get(p), shapes[p])]
-    summed = _all_reduce_many(contributions, [None])
-    return {
-        p: ObservedFactors(n, next(summed), next(summed), next(summed), next(summed), transposed=p in transposed)
-        for p, n in ran
-    }
-
-
-def _contribution(p: Tensor, total: int, observed: ObservedFactors | None, shapes: FactorShapes) -> tuple[Tensor, ...]:
-    """Return this rank's term in the sum of a parameter's factors; zeros if its layer did not run here."""
-    dtype = torch.promote_types(p.dtype, torch.float32)
-    if observed is None:
-        return tuple(torch.zeros(shape, dtype=dtype, device=p.device) for shape in (*shapes, ()))
-    share, ranks = observed.samples / total, world_size()
-    return (
-        observed.inputs.to(dtype) * share,
-        observed.outputs.to(dtype) / (share * ranks**2),
-        observed.gradient.to(dtype) / ranks,
-        observed.noise.to(dtype) / ranks**2,
-    )
-
-
-def all_reduce_many(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Sum many tensors over all ranks, in buckets."""
-    return _all_reduce_many(tensors, [None])
 
 
 def _gradient_or_zero(p: Tensor, gradients: dict[Tensor, Tensor]) -> Tensor:
@@ -151,20 +101,21 @@ def _reduce_scatter(gradient: Tensor, p: Any) -> Tensor:
     return partial.redistribute(p.device_mesh, p.placements)
 
 
-def _all_reduce(tensor: Tensor, groups: Sequence[Any]) -> Tensor:
+def all_reduce(tensor: Tensor, groups: Sequence[Any] = (None,)) -> Tensor:
+    """Sum a tensor over the ranks of each group in turn, in place, and return it; None stands for all ranks."""
     for group in groups:
         dist.all_reduce(tensor, group=group)
     return tensor
 
 
-def _all_reduce_many(tensors: Sequence[Tensor], groups: Sequence[Any]) -> Iterator[Tensor]:
+def all_reduce_many(tensors: Sequence[Tensor], groups: Sequence[Any] = (None,)) -> Iterator[Tensor]:
     """Sum many tensors over the ranks in buckets, so that small ones do not wait for the network one by one."""
     bucket: list[Tensor] = []
     for index, tensor in enumerate(tensors):
         bucket.append(tensor)
         last = index + 1 == len(tensors) or tensors[index + 1].dtype != tensor.dtype
         if last or sum(t.numel() for t in bucket) >= BUCKET_SIZE:
-            flat = _all_reduce(torch.cat([t.reshape(-1) for t in bucket]), groups)
+            flat = all_reduce(torch.cat([t.reshape(-1) for t in bucket]), groups)
             parts = torch.split(flat, [t.numel() for t in bucket])
             yield from (part.view(t.shape) for part, t in zip(parts, bucket, strict=True))
             bucket = []

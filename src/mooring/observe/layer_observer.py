@@ -8,9 +8,15 @@ from torch import Tensor, nn
 
 from mooring.backends.eager import autocast_disabled
 from mooring.curvature.kronecker_factors import is_transposed
-from mooring.curvature.observed_factors import FactorShapes, ObservedFactors, observe, observed_shapes
+from mooring.curvature.observed_factors import (
+    FactorShapes,
+    ObservedFactors,
+    all_reduce_factors,
+    observe,
+    observed_shapes,
+)
 from mooring.curvature.product_factors import factor_shapes, observe_products
-from mooring.distributed.collectives import all_reduce_factors, world_size
+from mooring.distributed.collectives import world_size
 from mooring.distributed.dtensor import gathered_parameters, sharded
 from mooring.errors import MooringError
 from mooring.observe.output_observer import ForwardHook, OutputObserver, gradient_versions

@@ -203,7 +203,7 @@ class PairGroup:
             tested.wanted,
         )
 
-    def every(self, statement: str, better: str, metric: str) -> Claim:
+    def in_each(self, statement: str, better: str, metric: str) -> Claim:
         """Return a claim that the first method has more than the second in every pair, and not only on average.
 
         One pair suffices to refute it, so the interval that refutes is corrected for the number of pairs. A pair with a
@@ -228,7 +228,7 @@ class PairGroup:
             _wanted(tests, verdict, blocked=bool(missing), reachable=lambda difference: difference.mean < 0),
         )
 
-    def some(
+    def in_any(
         self,
         statement: str,
         more: str,

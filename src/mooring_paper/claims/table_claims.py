@@ -89,7 +89,7 @@ def _largest_gain(pairs: PairGroup, at_paper_settings: PairGroup, scale: Scale) 
     own = [pair for pair in at_paper_settings.pairs if str(pair) == str(papers)]
     gap = [f"at the paper's own settings, {pair} gains {PairGroup((pair,), pairs.looks).gain()}" for pair in own]
     tables = f", {papers.papers('accuracy'):+.2f} by its tables for {papers}" if papers is not None else ""
-    return pairs.where("regime", regime).some(
+    return pairs.where("regime", regime).in_any(
         f"The explicit step gains up to {PAPER_LARGEST_GAIN} points of accuracy in {regime.name}.",
         "the explicit step is more accurate than its penalty",
         "accuracy",
@@ -110,12 +110,12 @@ def _papers_largest(network: str, regime: Regime, names: Sequence[tuple[str, str
 def _every_pair_gains(pairs: PairGroup) -> list[Claim]:
     """Test whether the explicit step is better in every pair, and not only on average."""
     return [
-        pairs.every(
+        pairs.in_each(
             "The explicit step is consistently more accurate than its penalty.",
             "the explicit step is more accurate than its penalty",
             "accuracy",
         ),
-        pairs.swapped.every(
+        pairs.swapped.in_each(
             "The explicit step is consistently less forgetful than its penalty.",
             "the explicit step forgets less than its penalty",
             "forgetting",
@@ -186,7 +186,7 @@ def _against_simple(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
 def _plain_against_ewc(pairs: PairGroup, scale: Scale) -> Claim:
     """Test the paper's remark that the search leads to a small learning rate for plain fine-tuning."""
     known = [value for pair in pairs.pairs if (value := pair.papers("accuracy")) is not None]
-    return pairs.some(
+    return pairs.in_any(
         f"With {scale.second_network}, plain fine-tuning can be more accurate than EWC.",
         "plain is more accurate than ewc",
         "accuracy",

@@ -136,12 +136,12 @@ def page_blocks(
     blocks += ["## Details", *_details(results, figures)]
     protocol = bullet_list(protocol_lines(context, results, backbones))
     blocks.append(FoldedBlock("Protocol: what follows the paper and what does not", protocol))
-    made: list[Block] = [training_summary(runs), f"```\n{command}\n```", *bullet_list(missing_data_lines(context))]
+    details: list[Block] = [training_summary(runs), f"```\n{command}\n```", *bullet_list(missing_data_lines(context))]
     if context.weights:
-        made += ["Seed k starts from backbone k of its network, modulo their number:", backbones, FILES_NOTE]
+        details += ["Seed k starts from backbone k of its network, modulo their number:", backbones, FILES_NOTE]
     else:
-        made += ["Every run starts from random weights.", FILES_NOTE]
-    blocks.append(FoldedBlock("Runs, backbones, and how to repeat it", made))
+        details += ["Every run starts from random weights.", FILES_NOTE]
+    blocks.append(FoldedBlock("Runs, backbones, and how to repeat it", details))
     blocks.append(FoldedBlock("The paper's own numbers: which target is which", [_item_table(context)]))
     return blocks
 

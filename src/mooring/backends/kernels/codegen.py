@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Rule = Callable[[dict[str, Any]], None]
+"""A function that changes some of its named tensors in place."""
+
 UNARY = {name: f"tl.{name}({{}})" for name in ("abs", "sqrt", "exp", "exp2", "log")} | {
     "rsqrt": "1.0 / tl.sqrt({})",
     "reciprocal": "1.0 / {}",
@@ -119,7 +122,7 @@ class TracedRule:
         return repr(argument)
 
 
-def trace_rule(rule: Callable[[dict[str, Tensor]], None], example: Mapping[str, Tensor]) -> TracedRule:
+def trace_rule(rule: Rule, example: Mapping[str, Tensor]) -> TracedRule:
     """Trace what a rule does to its tensors.
 
     Args:

@@ -11,8 +11,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from mooring.backends.eager import Rule
-from mooring.backends.kernels.codegen import TRITON_DTYPES, TracedRule, compile_kernel, trace_rule
+from mooring.backends.kernels.codegen import TRITON_DTYPES, Rule, TracedRule, compile_kernel, trace_rule
 from mooring.backends.kernels.launch import launch
 
 BLOCK = 2048

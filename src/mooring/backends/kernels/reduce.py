@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mooring.backends.eager import Rule
-from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel, trace_rule
+from mooring.backends.kernels.codegen import TRITON_DTYPES, Rule, compile_kernel, trace_rule
 from mooring.backends.kernels.launch import launch
 from mooring.backends.kernels.multi_tensor import BRANCHES, Layout, example_tensors, load_lines, locate_lines
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from mooring.backends.budget_terms import pull_rule, spent_rule
-from mooring.backends.eager import Rule
-from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel, trace_rule
+from mooring.backends.kernels.codegen import TRITON_DTYPES, Rule, compile_kernel, trace_rule
 from mooring.backends.kernels.launch import in_dry_run, launch
 from mooring.rules import Budget
 
