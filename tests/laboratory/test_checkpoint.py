@@ -349,7 +349,7 @@ DAMAGE = [
     {"version": None},
     {"version": "one"},
     {"runs": None},
-    {"books": None},
+    {"records": None},
     {"position": None},
     {"position": {"leg": 1}},
     {"groups": []},
@@ -376,7 +376,7 @@ def test_checkpoint_that_lacks_a_tensor_is_refused_in_one_line(saved):
     whole = saved.read_bytes()
     header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"]
     tensors = load(whole)
-    for name in ("curve", "parameter/heads.0.weight", "held/0/backbone.1.weight/anchor"):
+    for name in ("plugin/records/losses", "parameter/heads.0.weight", "group/1/backbone.1.weight/anchor"):
         saved.write_bytes(save({n: t for n, t in tensors.items() if n != name}, metadata=header))
         assert_refused(saved, match="is damaged: delete it")
 
@@ -420,7 +420,7 @@ class Bomb:
 
 def test_checkpoint_is_safetensors_and_nothing_is_unpickled(saved, monkeypatch, tmp_path):
     whole = saved.read_bytes()
-    assert "curve" in json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])  # length, JSON, bytes
+    assert "plugin/records/losses" in json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])  # length, JSON, bytes
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, None)
     for name in ("load", "save"):

@@ -28,7 +28,7 @@ class FullMatrix:
 
     def on_task_end(self, fleet: Fleet) -> None:
         heads = evaluation_heads(fleet.specs, fleet.stream, fleet.position.task - 1, 4)
-        self.rows.append(fleet.evaluation.score(fleet.stack, heads, fleet.dtype).tolist())
+        self.rows.append(fleet.measured.evaluation.score(fleet.stack, heads, fleet.dtype).tolist())
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -99,11 +99,11 @@ def test_initial_networks_are_evaluated_once(monkeypatch):
             return super().score(stack, *args)
 
     fleet = Fleet(specs, stream)
-    fleet.evaluation = Counting(stream)
+    fleet.measured.evaluation = Counting(stream)
     results = {(result.spec.method, result.spec.seed): result for result in fleet.run()}
     assert evaluated == [2, 4, 4, 4, 4]
     again = Fleet([replace(spec, lr=0.01) for spec in specs], stream)
-    again.evaluation = Counting(stream)
+    again.measured.evaluation = Counting(stream)
     assert [result.untrained for result in again.run()] == [result.untrained for result in results.values()]
     assert evaluated[5:] == [4, 4, 4, 4]  # all of them after a task
     for (method, seed), result in results.items():

@@ -104,7 +104,9 @@ def test_run_fails_in_the_same_step_on_both_and_the_others_continue(method: str)
     specs = [spec_for(method, stream, seed, epochs=1, lr=lr) for seed, lr in ((0, 0.01), (1, 1e200), (2, 0.01))]
     cpu, cuda = run_on_both(specs, stream)
     torch.testing.assert_close(tensors(cpu), tensors(cuda), **EXACT)
-    outcomes = [sorted((result.spec.seed, result.status, result.reason) for result in f.results) for f in (cpu, cuda)]
+    outcomes = [
+        sorted((result.spec.seed, result.status, result.reason) for result in f.measured.results) for f in (cpu, cuda)
+    ]
     assert outcomes[0] == outcomes[1]
     assert [status for _, status, _ in outcomes[1]] == ["finished", "unstable", "finished"]
 
@@ -136,4 +138,4 @@ def test_fleet_resumed_in_a_captured_task_equals_uninterrupted(method: str, tmp_
     checkpoint.restore(resumed, tmp_path / "fleet.safetensors")
     resumed.run()
     torch.testing.assert_close(tensors(whole), tensors(resumed), **EXACT)
-    assert [r.matrix for r in whole.results] == [r.matrix for r in resumed.results]
+    assert [r.matrix for r in whole.measured.results] == [r.matrix for r in resumed.measured.results]

@@ -22,14 +22,15 @@ def specs_for(methods, seeds=(0, 1), **settings) -> list[RunSpec]:
 def gradient_counts(specs: list[RunSpec], monkeypatch) -> dict[int, set[int]]:
     """Train a fleet and return how many gradients its steps computed, by task."""
     counts: dict[int, set[int]] = {}
-    forward = Fleet._forward
+    fleet = Fleet(specs, STREAM)
+    forward = fleet.passes.losses
 
-    def counted(fleet: Fleet, indices, task):
+    def counted(indices, task):
         counts.setdefault(fleet.position.task, set()).add(len(indices))
-        return forward(fleet, indices, task)
+        return forward(indices, task)
 
-    monkeypatch.setattr(Fleet, "_forward", counted)
-    Fleet(specs, STREAM).run()
+    monkeypatch.setattr(fleet.passes, "losses", counted)
+    fleet.run()
     return counts
 
 

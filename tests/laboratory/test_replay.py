@@ -363,7 +363,7 @@ def test_interrupted_variant_equals_one_that_was_not(method, tmp_path):
     resumed.run()
     expected, got = whole.stack.network_of(0).state_dict(), resumed.stack.network_of(0).state_dict()
     assert all(torch.equal(got[name], expected[name]) for name in expected)
-    assert whole.results[0].losses == resumed.results[0].losses
+    assert whole.measured.results[0].losses == resumed.measured.results[0].losses
 
 
 @pytest.mark.parametrize("method", ["er", "a-gem"])

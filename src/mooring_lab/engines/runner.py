@@ -10,7 +10,8 @@ from mooring_lab.engines.checkpoint_index import CheckpointIndex
 from mooring_lab.engines.device_memory import is_out_of_memory, release_memory
 from mooring_lab.engines.signals import StopRequest
 from mooring_lab.fleet import checkpoint
-from mooring_lab.fleet.fleet import Fleet, Position
+from mooring_lab.fleet.fleet import Fleet
+from mooring_lab.fleet.fleet_callback import Position
 from mooring_lab.fleet.grouping import fleet_shape, split_evenly
 from mooring_lab.methods import find_method
 from mooring_lab.model.order import batch_sizes
@@ -74,7 +75,7 @@ class FleetProgress:
     @classmethod
     def of(cls, fleet: Fleet) -> "FleetProgress":
         """Return the progress of a fleet now."""
-        rows = [record.matrix[-1][: len(record.matrix)] for record in fleet.records if record.matrix]
+        rows = [record.matrix[-1][: len(record.matrix)] for record in fleet.measured.records if record.matrix]
         accuracy = sum(sum(row) / len(row) for row in rows) / len(rows) if rows else None
         return cls(len(fleet.specs), fleet.position, fleet.steps, len(fleet.stream.tasks), accuracy)
 
@@ -235,7 +236,7 @@ class FleetRunner:
             reporter.advanced(self.number, FleetProgress.of(fleet), other_steps + runs * fleet.steps)
 
         if not fleet.specs:  # all of them were stopped before the checkpoint
-            return fleet.results
+            return fleet.measured.results
         results = fleet.run(_CheckpointCallback(self._path(part), self.context.checkpoint_seconds, self.stop, report))
         if fleet.recorder.failure:
             reporter.note(

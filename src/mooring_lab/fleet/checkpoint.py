@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from mooring.errors import MooringError
-from mooring_lab.fleet.fleet import Fleet, Position
+from mooring_lab.fleet.fleet import Fleet
+from mooring_lab.fleet.fleet_callback import Position
 from mooring_lab.fleet.learner_plugin import PluginState, Tensors
 from mooring_lab.fleet.record import RunRecord
 from mooring_lab.fleet.stack.stack import to_stack_layout
@@ -49,8 +50,8 @@ def save(fleet: Fleet, path: Path) -> None:
         "version": VERSION,
         "runs": [spec.key for spec in fleet.specs],
         "strength_groups": {key: [spec.to_json() for spec in group] for key, group in fleet.strength_groups.items()},
-        "records": [record.to_json() for record in fleet.records],
-        "results": [result.to_json() for result in fleet.results],
+        "records": [record.to_json() for record in fleet.measured.records],
+        "results": [result.to_json() for result in fleet.measured.results],
         "position": asdict(fleet.position),
         "steps": fleet.steps,
         "seconds": fleet.seconds,
@@ -64,8 +65,8 @@ def save(fleet: Fleet, path: Path) -> None:
 def _tensors_of(fleet: Fleet) -> Tensors:
     """Return every tensor of a checkpoint, by its name in the file."""
     # "first_bad" is saved because a run may have failed without being removed yet
-    tensors: Tensors = {"loss_history": fleet.loss_history.sums, "first_bad": fleet.first_bad}
-    kinds = {"parameter": fleet.stack.parameters, "buffer": fleet.stack.buffers, "first": fleet.first}
+    tensors: Tensors = {"first_bad": fleet.first_bad}
+    kinds = {"parameter": fleet.stack.parameters, "buffer": fleet.stack.buffers}
     kinds |= {f"optimizer/{slot}": own for slot, own in fleet.optimizer.state.items()}
     kinds |= {f"plugin/{plugin.key}": plugin.state_dict().tensors for plugin in fleet.plugins}
     kinds |= {f"group/{number}": group.tensors for number, group in enumerate(_groups_of(fleet))}
@@ -120,8 +121,8 @@ def _restore_fleet(fleet: Fleet, header: Header, tensors: Tensors) -> None:
     fleet.strength_groups = {key: group for key, group in fleet.strength_groups.items() if key in header["runs"]}
     fleet.keep(torch.tensor([rows[key] for key in header["runs"]], dtype=torch.int64, device=fleet.device))
     _restore_tensors(fleet, tensors)
-    fleet.records = [RunRecord.from_json(record) for record in header["records"]]
-    fleet.results = [Result.from_json(result) for result in header["results"]]
+    fleet.measured.records = [RunRecord.from_json(record) for record in header["records"]]
+    fleet.measured.results = [Result.from_json(result) for result in header["results"]]
     fleet.position = Position(**header["position"])
     fleet.steps, fleet.seconds, fleet.stack.calls = header["steps"], header["seconds"], header["calls"]
     groups = [PluginState(_below(tensors, f"group/{n}/"), values) for n, values in enumerate(header["groups"])]
@@ -246,13 +247,11 @@ def _restore_tensors(fleet: Fleet, tensors: Tensors) -> None:
         own = _below(tensors, f"{kind}/")
         return {name: own[name].to(device) for name in [*stack.parameters, *stack.buffers] if name in own}
 
-    stack.parameters, fleet.first = (
-        {n: to_stack_layout(t) for n, t in saved(k).items()} for k in ("parameter", "first")
-    )
+    stack.parameters = {name: to_stack_layout(t) for name, t in saved("parameter").items()}
     stack.buffers = saved("buffer")
     for slot in fleet.optimizer.state:
         fleet.optimizer.state[slot] = {n: to_stack_layout(t) for n, t in saved(f"optimizer/{slot}").items()}
-    fleet.loss_history.sums, fleet.first_bad = tensors["loss_history"].to(device), tensors["first_bad"].to(device)
+    fleet.first_bad = tensors["first_bad"].to(device)
 
 
 def _below(tensors: Tensors, prefix: str) -> Tensors:

@@ -156,3 +156,8 @@ def evaluation_heads(specs: Sequence[RunSpec], stream: Stream, trained: int, tas
 def inherits_head(spec: RunSpec) -> bool:
     """Return whether the head of a new task starts from the previous head."""
     return spec.heads == "inherit" and not find_method(spec.method).all_tasks
+
+
+def last_seen(spec: RunSpec, stream: Stream, task: int) -> int:
+    """Return the last task whose classes have come by the end of a task; joint training has all of them."""
+    return len(stream.tasks) - 1 if find_method(spec.method).all_tasks else task

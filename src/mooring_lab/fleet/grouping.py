@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from mooring_lab.model.known_methods import find_method
+from mooring.errors import MooringError
+from mooring_lab.model.known_methods import find_method, method_rank
 from mooring_lab.model.spec import RunSpec
 
 
@@ -52,6 +53,22 @@ def strength_groups(specs: Sequence[RunSpec]) -> dict[str, list[RunSpec]]:
     for spec in specs:
         groups.setdefault(strength_group_key(spec), []).append(spec)
     return {group[0].key: group for group in groups.values()}
+
+
+def groups_of_fleet(specs: Sequence[RunSpec], scenario: str) -> dict[str, list[RunSpec]]:
+    """Check that runs can be one fleet, and return its strength groups; those of a method are neighbours.
+
+    Example:
+        >>> list(groups_of_fleet([RunSpec("digits", "0", "er", 0), RunSpec("digits", "0", "plain", 0)], "task"))
+        Traceback (most recent call last):
+        ...
+        mooring.errors.MooringError: a fleet takes runs of one shape, and at least one: they differ in more than seeds
+    """
+    if not specs or len({fleet_shape(spec) for spec in specs}) > 1:
+        raise MooringError("a fleet takes runs of one shape, and at least one: they differ in more than seeds")
+    for spec in specs:
+        find_method(spec.method).check_run(spec.memory, scenario)
+    return strength_groups(sorted(specs, key=lambda spec: (method_rank(spec.method), spec.method, spec.seed, spec.key)))
 
 
 def group_into_fleets(specs: Sequence[RunSpec], size: Callable[[list[RunSpec]], int]) -> list[list[RunSpec]]:

@@ -239,12 +239,12 @@ class MethodGroups(LearnerPlugin):
 
     def judge(self, fleet: Fleet) -> list[str]:
         """Record what each penalty will do from here on, and return the warning of each that extrapolates."""
-        warnings = [""] * len(fleet.records)
+        warnings = [""] * len(fleet.measured.records)
         for rows, state in self.moored:
             verdicts = state.stability(self.optimizer, rows)
             for run, verdict in enumerate(verdicts, rows.start):
                 if verdict:
-                    fleet.records[run].stability.append(verdict)
+                    fleet.measured.records[run].stability.append(verdict)
                     warnings[run] = verdict.warning if state.method.can_extrapolate else ""
         return warnings
 

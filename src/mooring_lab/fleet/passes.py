@@ -1,11 +1,20 @@
 """Forward and backward passes of the runs of a fleet over images of its stream."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mooring_lab.fleet.data import TrainingData
-from mooring_lab.fleet.stack.stack import Stack, Tensors
+from mooring_lab.fleet.gradient_sharing import GradientSharing
+from mooring_lab.fleet.learner_plugin import Step, Tensors
+from mooring_lab.fleet.stack.stack import Stack
+
+if TYPE_CHECKING:
+    from mooring_lab.fleet.fleet import Fleet
 
 
 class Passes:
@@ -18,17 +27,37 @@ class Passes:
     Attributes:
         outputs: the number of outputs of a head that are in use, those of the classes that have come so far.
         train: whether the networks are in training mode.
+        sharing: which runs have the same gradients so far.
     """
 
     def __init__(self, stack: Stack, data: TrainingData) -> None:
         self.stack, self.data = stack, data
         self.outputs, self.train = data.stream.outputs, True
+        self.sharing = GradientSharing()
 
     def start_task(self, outputs: int) -> None:
         """Train all parameters, with this number of outputs."""
         self.outputs, self.train = outputs, True
         for p in self.stack.parameters.values():
             p.requires_grad_(True)
+
+    def compute_gradients(self, fleet: Fleet, step: Step) -> None:
+        """Compute losses, gradients, and gradients of plugins' functions of the outputs; once for runs that share them.
+
+        Args:
+            fleet: of the runs.
+            step: gets the results.
+        """
+        sharing, indices = self.sharing, step.indices
+        with sharing.representatives_only(self.stack):
+            step.indices = sharing.select(indices)
+            logits, losses, total = fleet.learner.losses(fleet, step)
+            for plugin in fleet.plugins:
+                if (probe := plugin.probe(fleet, logits)) is not None:
+                    step.probes |= self.gradients(probe, keep=True)
+            gradients = self.gradients(total.sum())
+        step.gradients = {name: sharing.expand(g) for name, g in gradients.items()}
+        step.indices, step.logits, step.losses = indices, *map(sharing.expand, (logits.detach(), losses.detach()))
 
     def losses(self, indices: Tensor, task: int | None, *, evaluate: bool = False) -> tuple[Tensor, Tensor]:
         """Return logits (runs, batch, outputs) and each run's losses of one task's head, or of each sample's own.

@@ -407,7 +407,7 @@ class _EpochCheckpoints:
 
     def check_finite(self, fleet: Fleet) -> None:
         """Refuse to go on with a run that is not finite, by the step in which that was first seen."""
-        steps = {result.spec.seed: result.steps for result in fleet.results if result.status == "unstable"}
+        steps = {result.spec.seed: result.steps for result in fleet.measured.results if result.status == "unstable"}
         finite = finite_runs([p.detach() for p in fleet.stack.parameters.values()]).tolist()
         for spec, bad, fine in zip(fleet.specs, fleet.first_bad.tolist(), finite, strict=False):
             if bad < NEVER or not fine:

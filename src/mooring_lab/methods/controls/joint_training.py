@@ -31,6 +31,6 @@ class JointTraining(LearnerPlugin):
     def metrics(self, fleet: Fleet) -> list[dict[str, Any]]:
         """Return `Result.joint` of each run."""
         if fleet.stream.heads != "growing":
-            return [{"joint": record.matrix[-1]} for record in fleet.records]
+            return [{"joint": record.matrix[-1]} for record in fleet.measured.records]
         tasks = len(fleet.stream.tasks)
-        return [{"joint": row} for row in fleet.score(tasks - 1, tasks, None)]
+        return [{"joint": row} for row in fleet.measured.score(fleet, tasks - 1, tasks, None)]
