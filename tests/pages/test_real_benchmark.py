@@ -181,20 +181,6 @@ def test_table_of_the_page_is_that_of_its_results(bench, task):
         assert f"| {row['seeds']} | {' | '.join([*cells, *others])} |".replace("  |", " |") in page
 
 
-def test_page_says_how_far_budgets_are_from_the_hull_of_other_methods(bench):
-    summarize = importlib.import_module("real_networks.results").summarize
-    docs = BENCHMARKS.parent / "docs"
-    rows = map(json.loads, (docs / "figures" / "real-networks-cifar100.jsonl").read_text().splitlines())
-    points = {(row["method"], row["dial"]): (row["kept"], row["new"]) for row in summarize(list(rows))}
-    others = [point for (method, _), point in points.items() if not method.startswith("budget")]
-    border = np.array(importlib.import_module("upper_hull").hull(others))
-    budgets = [points["budget", dial] for dial in (0.03, 0.1, 0.3, 1.0)]
-    more = [learned - np.interp(kept, border[:, 0], border[:, 1]) for kept, learned in budgets]
-    page = " ".join((docs / "real-networks.md").read_text().split())
-    gains = "Mooring learns {:.1f}, {:.1f} and {:.1f} points more at 0.03, 0.1 and 0.3 nats".format(*more)
-    assert f"{gains}, and {-more[3]:.1f} points less at 1 nat" in page
-
-
 def test_table_of_the_language_model_has_figures_of_its_results(bench):
     summarize = importlib.import_module("real_networks.results").summarize
     docs = BENCHMARKS.parent / "docs"

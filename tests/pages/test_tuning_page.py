@@ -20,9 +20,9 @@ def chosen():
 
 
 def test_defaults_are_the_strengths_of_the_printed_search():
-    found = chosen()
-    assert {"ewc", "mas", "si", "rwalk", "uniform", "random", "l2-sp", "proximal-ewc"} == set(found)
-    assert {name: DIGITS_STRENGTHS[name] for name in found} == found | CHOSEN_BY_HAND
+    strengths = chosen()
+    assert {"ewc", "mas", "si", "rwalk", "uniform", "random", "l2-sp", "proximal-ewc"} == set(strengths)
+    assert {name: DIGITS_STRENGTHS[name] for name in strengths} == strengths | CHOSEN_BY_HAND
 
 
 @pytest.mark.faults  # slow
