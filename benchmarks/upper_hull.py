@@ -3,11 +3,11 @@
 Point = tuple[float, float]
 
 
-def hull(points: list[Point]) -> list[Point]:
+def upper_right(points: list[Point]) -> list[Point]:
     """Return the upper right convex hull of points.
 
     Example:
-        >>> hull([(0.0, 2.0), (1.0, 1.0), (2.0, 0.0), (0.5, 0.5)])
+        >>> upper_right([(0.0, 2.0), (1.0, 1.0), (2.0, 0.0), (0.5, 0.5)])
         [(0.0, 2.0), (2.0, 0.0)]
     """
     border: list[Point] = []

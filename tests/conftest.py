@@ -1,4 +1,4 @@
-"""Session set-up: one thread per test process, fixed random cases in CI, and the table of faults."""
+"""Session set-up: one thread per test process, and fixed random cases in CI."""
 
 import gc
 import os
@@ -6,8 +6,6 @@ import os
 import hypothesis
 import pytest
 import torch
-
-from fault_table import FaultTable
 
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
@@ -43,30 +41,3 @@ def _own_cache(caches, request, monkeypatch):
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
-
-
-FAULT_TABLE = FaultTable()
-
-
-@pytest.fixture
-def fault_table():
-    """Return the table of injected faults, which is printed at the end."""
-    return FAULT_TABLE
-
-
-@pytest.fixture(scope="session")
-def alone_here(tmp_path_factory):
-    """Return the rows of the engines' study, run one fleet after the other in one process."""
-    from laboratory.engines import ASKED
-    from laboratory.test_kill import rows
-    from processes import Child, command
-
-    folder = tmp_path_factory.mktemp("alone")
-    finished = Child(folder, command, *ASKED).ended()
-    assert finished.status == 0, finished.err
-    return rows(folder)
-
-
-def pytest_terminal_summary(terminalreporter):
-    for line in FAULT_TABLE.table():
-        terminalreporter.write_line(line)

@@ -1,7 +1,6 @@
 """Real processes for tests, forked from one that has imported torch already, so that they start quickly."""
 
 import contextlib
-import math
 import multiprocessing
 import os
 import random
@@ -79,16 +78,6 @@ def gloo_threads() -> int:
         with contextlib.suppress(OSError):  # it has just ended
             count += task.read_text().strip() == "pt_gloo_runloop"
     return count
-
-
-def command(*arguments: str) -> int:
-    """`mooring ARGUMENTS`, to be run in a child; writes every checkpoint, however slow the disk is."""
-    from mooring_lab.cli import main
-    from mooring_lab.engines import runner
-
-    runner.ALLOWED_SAVE_SECONDS = math.inf
-    sys.argv = ["mooring", *arguments]
-    return main()
 
 
 def wait_for(condition, child: Child) -> bool:

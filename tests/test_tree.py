@@ -6,6 +6,8 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 import mooring
 
 ROOT = Path(mooring.__file__).parent
@@ -19,6 +21,7 @@ MODULES = {
     for path in (SOURCES / package).rglob("*.py")
 }
 PACKAGES = {module for module, path in MODULES.items() if path.name == "__init__.py"}
+TESTS = Path(__file__).parent
 
 STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
 MAX_ROOT_MODULES = 8
@@ -131,6 +134,20 @@ def test_library_imports_only_torch_and_the_standard_library_also_in_function_bo
         if module.startswith("mooring.backends.kernels"):
             allowed.add("triton")
         assert {name.partition(".")[0] for name in import_names(path)} <= allowed, module
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("library", {"mooring_lab", "mooring_paper", "laboratory", "paper", "pages"}),
+        ("laboratory", {"mooring_paper", "paper", "pages"}),
+        ("paper", {"pages"}),
+    ],
+)
+def test_tests_import_nothing_that_their_package_does_not(folder, forbidden):
+    for path in (TESTS / folder).rglob("*.py"):
+        imported = {name.partition(".")[0] for name in import_names(path)}
+        assert not imported & forbidden, (path.name, imported & forbidden)
 
 
 def test_root_holds_few_modules():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from run_log import Row, half_width
-from upper_hull import hull
+from upper_hull import upper_right
 
 from peers.adapter_methods import METHODS, PARTS, PLAIN
 
@@ -109,7 +109,7 @@ def best_within(settings: Sequence[Setting], limit: float = LIMIT) -> Setting | 
 
 def learned_at(settings: Sequence[Setting], limit: float = LIMIT) -> float:
     """Return what a method learns at exactly this rise, on the hull of its settings; nan beyond them."""
-    corners = [(-minus, learned) for learned, minus in hull([(s.centre[0], -s.centre[1]) for s in settings])]
+    corners = [(-minus, learned) for learned, minus in upper_right([(s.centre[0], -s.centre[1]) for s in settings])]
     for (low, less), (high, more) in itertools.pairwise(corners):
         if low <= limit <= high:
             return less + (more - less) * (limit - low) / (high - low)

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from upper_hull import hull
+from upper_hull import upper_right
 
 from mooring_lab.report.style import FAINT, INK, RULE, figure_style
 from peers.adapter_methods import MOORING, PLAIN
@@ -65,7 +65,7 @@ def _panel(axes: Axes, comparison: Comparison) -> None:
     for name in sorted(comparison.methods, key=lambda name: (name == MOORING, name.startswith(MOORING))):
         style, above = _style(name), 3 + name.startswith(MOORING) + (name == MOORING)
         settings = comparison.of(name)
-        corners = hull([(learned, sign * kept) for learned, kept in (s.centre for s in settings)])
+        corners = upper_right([(learned, sign * kept) for learned, kept in (s.centre for s in settings)])
         line = {key: style[key] for key in ("color", "linewidth")}
         axes.plot(*zip(*((x, sign * y) for x, y in corners), strict=True), zorder=above, **line)
         for setting in settings:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from run_log import Row, half_width
-from upper_hull import hull
+from upper_hull import upper_right
 
 COLUMNS = ("before", "kept", "new", "nats", "rise", "new_loss", "gauge", "seconds", "gib")
 
@@ -148,6 +148,6 @@ def _draw_points(axes: Any, table: list[Row], labels: dict[str, str], thickness:
                 zorder=4,
                 annotation_clip=True,
             )
-    border = hull([(row["kept"], row["new"]) for row in table if not row["method"].startswith("budget")])
+    border = upper_right([(row["kept"], row["new"]) for row in table if not row["method"].startswith("budget")])
     if len(border) > 1:
         axes.plot(*zip(*border, strict=True), color=FAINT, lw=0.8, ls=(0, (4, 2)), label="hull of the others")

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from laboratory.faults.small import often, times
+from laboratory.mooring_command import command
 from laboratory.small import Once, class_stream, gpu, spec_for
 from laboratory.test_kill import rows
 from mooring.errors import MooringError
@@ -22,7 +23,7 @@ from mooring_lab.fleet.fleet import Fleet
 from mooring_lab.model.precision import configure_cublas, deterministic
 from mooring_lab.study.store import Store
 from mooring_lab.study.study import Study
-from processes import Child, command, wait_for
+from processes import Child, wait_for
 
 ALL_METHODS = ["compare", "--methods", "all", "--seeds", "2", "--limit", "20", "--tasks", "3", "--epochs", "1"]
 ALL_METHODS += ["--batch", "5", "--memory", "8", "--study", "study.sqlite"]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hub_server import COMMIT, serving
+from laboratory.hub_server import COMMIT, serving
 from mooring.errors import MooringError
 from mooring_lab.streams import hub as hub_module
 from mooring_lab.streams.hub import MANIFEST, FetchPlan, RemoteFile, Retry, fetch, plan_fetch

@@ -17,7 +17,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from processes import Child, Ended, command, wait_for
+from laboratory.mooring_command import command
+from processes import Child, Ended, wait_for
 
 METHODS = "plain,ewc,si,er,a-gem,explicit-mas"
 DIGITS = [

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from laboratory.mooring_command import command
 from mooring_lab.engines.engine import LocalEngine
 from mooring_lab.engines.runner import RunContext
 from mooring_lab.engines.sizing import FleetSizer
@@ -15,7 +16,7 @@ from mooring_lab.model.spec import RunSpec
 from mooring_lab.streams import by_class, digits
 from mooring_lab.study.store import Store
 from mooring_lab.study.study import Study
-from processes import Child, command
+from processes import Child
 
 MAX_SECONDS = 5.0
 """The limit of this process's CPU time, which other processes do not change."""

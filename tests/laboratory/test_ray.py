@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster import cluster, needs_ray, workers
+from laboratory.cluster import cluster, needs_ray, workers
 from laboratory.engines import ASKED
+from laboratory.mooring_command import command
 from laboratory.small import class_stream
 from laboratory.test_kill import DIGITS, rows, saved
 from mooring.errors import MooringError
@@ -24,7 +25,7 @@ from mooring_lab.methods.registry import own_methods
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.study.store import Store
 from mooring_lab.study.study import Study
-from processes import Child, Ended, command, wait_for
+from processes import Child, Ended, wait_for
 
 HERE = "laboratory.test_ray"
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from laboratory.one_line import refused
 from mooring.errors import MooringError
 from mooring_lab.study.comparison import comparison
 from mooring_lab.study.study_file import read_study_file
-from one_line import refused
 
 GOOD = """\
 methods = ["plain", "ewc"]

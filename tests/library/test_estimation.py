@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import mooring
+from library.stateful_net import StatefulNet, model_unchanged
 from mooring.errors import MooringError, NonFiniteError
 from mooring.reference import reference_labels
 from mooring.reference.reference_labels import add_sampled_labels, warn_of_probabilities
 from mooring.rules import Kronecker
 from mooring.testing import check_equal
-from stateful_net import StatefulNet, model_unchanged
 
 IMPORTANCES = {
     "ewc": lambda: {"importance": "ewc", "pull": mooring.Interpolation()},

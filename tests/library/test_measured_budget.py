@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import mooring
+from library.two_heads import TwoHeads
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning
 from mooring.reference.divergence import MAX_CLASSES, TOP_CLASSES, StoredPredictions
 from mooring.rules import Kronecker
 from mooring.testing.cases import check_equal
-from two_heads import TwoHeads
 
 SIZE, CLASSES = 6, 4
 

@@ -1,17 +1,14 @@
-"""Tests of the history of a measured budget, and of its figure."""
+"""Tests of the history of a measured budget."""
 
 import copy
 
-import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import mooring
-from mooring.errors import MooringError
 from mooring.hold.history import MAX_POINTS, MeasuredHistory, MeasuredPoint
 from mooring.reference.pass_cost import MEASURING_INTERVAL
-from mooring_lab.report import draw_measured
 
 
 def batches(seed, count):
@@ -71,11 +68,3 @@ def test_long_history_keeps_its_ends_and_loses_half_of_its_first_half():
         history.add(point)
     half = (MAX_POINTS + 1) // 2
     assert list(history) == points[:half:2] + points[half:]
-
-
-def test_figure_is_drawn_and_nothing_measured_is_refused(tmp_path):
-    points = [MeasuredPoint(task, step, 0.01 * step, 0.1) for task in (1, 2) for step in range(1, 5)]
-    for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        assert draw_measured(points, tmp_path / f"measured.{kind}").read_bytes().startswith(start)
-    with pytest.raises(MooringError, match="nothing was measured"):
-        draw_measured([], tmp_path / "measured.png")

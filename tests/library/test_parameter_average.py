@@ -9,9 +9,9 @@ from torch.nn.functional import cross_entropy, kl_div
 
 import mooring
 from library.adapters.low_rank_nets import adapted_net, trainable
+from library.two_heads import TwoHeads
 from mooring.errors import MooringError
 from mooring.testing.cases import check_equal
-from two_heads import TwoHeads
 
 SIZE, CLASSES = 6, 4
 EVERY, DECAY = 7, 0.98**7

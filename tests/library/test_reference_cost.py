@@ -8,7 +8,7 @@ from torch import nn
 
 import mooring
 from library.adapters.low_rank_nets import Adapted
-from live_memory import peak_bytes
+from library.live_memory import peak_bytes
 from mooring.curvature import sampled_places
 from mooring.errors import MooringError
 from mooring.hold.reference_gauges import ROUNDS

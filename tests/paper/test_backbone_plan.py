@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from laboratory.one_line import refused
 from laboratory.test_kill import killed_at
 from mooring.errors import MooringError
 from mooring_lab.cli import main
@@ -26,7 +27,6 @@ from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import PAPER
 from mooring_paper.paper_command import paper
 from mooring_paper.targets import select_targets
-from one_line import refused
 from processes import Child
 
 FOLDER = "mooring-backbones"

@@ -17,12 +17,13 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from laboratory.mooring_command import command
+from laboratory.one_line import CONTROL, everything_under, one_line, refused
 from mooring_lab.cli import main
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.study.store import Store
-from one_line import CONTROL, everything_under, one_line, refused
-from processes import Child, command
+from processes import Child
 
 DIGITS = ["--limit", "20", "--epochs", "1", "--seeds", "1", "--methods", "plain,ewc"]
 

@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hub_server import serving
+from laboratory.hub_server import serving
 from mooring.errors import MooringError
 from mooring_lab.cli.data_command import data
 from mooring_lab.cli.progress_bar import progress_bar

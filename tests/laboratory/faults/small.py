@@ -3,8 +3,9 @@
 from contextlib import suppress
 from pathlib import Path
 
+from laboratory.mooring_command import command
 from laboratory.test_kill import rows, saved
-from processes import Child, command
+from processes import Child
 
 SMALL = ["--limit", "30", "--tasks", "4", "--batch", "5", "--seeds", "2", "--memory", "15", "--dtype", "float64"]
 METHODS = ["--methods", "plain,ewc,si,er,a-gem,joint,explicit-mas"]

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster import cluster, needs_ray, workers
+from laboratory.cluster import cluster, needs_ray, workers
 from laboratory.faults.small import uninterrupted
+from laboratory.mooring_command import command
 from laboratory.test_kill import rows, saved
-from processes import Child, command
+from processes import Child
 
 pytestmark = pytest.mark.faults
 

@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 
 from laboratory.faults.small import QUICK, uninterrupted
+from laboratory.mooring_command import command
 from laboratory.small import Once, class_stream, spec_for
 from laboratory.test_kill import rows, saved
 from mooring_lab.fleet import checkpoint
 from mooring_lab.fleet.fleet import Fleet
-from processes import Child, command, wait_for
+from processes import Child, wait_for
 
 pytestmark = pytest.mark.faults
 PATIENCE = 240

@@ -8,10 +8,11 @@ from contextlib import suppress
 
 import pytest
 
-from cluster import cluster, needs_ray, workers
+from laboratory.cluster import cluster, needs_ray, workers
 from laboratory.faults.small import ASKED, QUICK, often, table, times, uninterrupted
+from laboratory.mooring_command import command
 from laboratory.test_kill import rows, saved
-from processes import Child, command, wait_for
+from processes import Child, wait_for
 
 pytestmark = pytest.mark.faults
 PATIENCE = 240
