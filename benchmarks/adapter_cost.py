@@ -120,7 +120,7 @@ class Training:
     def pull_acts(self) -> bool:
         """Return whether the budget is spent, so that the last step pulled."""
         solver = self.moor._step.budget if self.moor is not None else None
-        return solver is not None and any(bool(mu > 0) for mu in solver.mu.values())
+        return solver is not None and bool(solver.mu > 0)
 
     def peak_bytes(self, steps: int) -> int:
         """Return the largest memory that is in use during some steps; 0 on a CPU."""
