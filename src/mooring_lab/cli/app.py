@@ -1,6 +1,5 @@
 """The command table, which lists commands without importing them, and the exit status of errors."""
 
-import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -9,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import mooring
-from mooring.errors import MooringError, unknown
+from mooring.errors import MooringError
 from mooring_lab.engines.signals import InterruptedStudyError
 
 COMMANDS = {
@@ -62,9 +61,6 @@ CLICK_ERRORS: tuple[type[Exception], ...] = tuple(
 )
 """The base class of usage errors: newer versions of Typer bundle Click, older ones import it."""
 
-NUMBER_KINDS = {"integer": "whole number", "number": "number", "float": "number"}
-"""Our name for each kind of number that Typer's errors mention."""
-
 
 class LazyGroup(TyperGroup):
     """A command group that imports a command when it is run or completed, and not when it is listed."""
@@ -74,16 +70,12 @@ class LazyGroup(TyperGroup):
         name, command, arguments = super().resolve_command(ctx, args)
         return name, command and _load(str(name)), arguments
 
-    def get_params(self, ctx: Any) -> Any:
-        """Return the options of `mooring` itself."""
-        return _without_flag_types(super().get_params(ctx))
-
 
 app = typer.Typer(name="mooring", cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback(invoke_without_command=True)
-def about(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def about(version: bool = typer.Option(False, "--version", metavar="", help="Print the version and exit.")) -> None:
     """Study forgetting: compare methods on a stream (a sequence of tasks), tune them, and report the results."""
     if version:
         typer.echo(mooring.__version__)
@@ -113,7 +105,8 @@ def run(arguments: list[str]) -> int:
     except CLICK_ERRORS as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2  # the help is printed already
-        return _fail(f"error: {_number_error(error, arguments) or _name_error(error) or _one_line(error)}", 2)
+        line = " ".join(getattr(error, "format_message", error.__str__)().split())
+        return _fail(f"error: {line.rstrip('.')} (see --help)", 2)
     except (KeyboardInterrupt, EOFError, typer.Abort):
         return _fail("interrupted", 130)
 
@@ -127,55 +120,7 @@ def _load(name: str) -> Any:
         command.command(name)(function)
     loaded = typer.main.get_command(command)
     loaded.help = line
-    for with_options in (loaded, *getattr(loaded, "commands", {}).values()):
-        _without_flag_types(with_options.get_params(typer.Context(with_options)))
     return loaded
-
-
-def _without_flag_types(parameters: list[Any]) -> list[Any]:
-    """Let the help show no type beside a flag: newer versions of Typer print `<bool>`, as if it took a value."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
-
-
-def _number_error(error: Exception, arguments: list[str]) -> str | None:
-    """Return our message for an option that takes a number and got something else; Typer's differs by version."""
-    message = str(getattr(error, "message", ""))
-    kind = next((kind for word, kind in NUMBER_KINDS.items() if f"valid {word}" in message), None)
-    for name in getattr(getattr(error, "param", None), "opts", ()) if kind else ():
-        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-            option, equals, value = argument.partition("=")
-            if option == name:
-                return f"{name} {value if equals else following} is not allowed: give a {kind}"
-    return None
-
-
-def _name_error(error: Exception) -> str | None:
-    """Return our message for an unknown command or option, or a surplus argument; Typer's differs by version."""
-    message, context = str(getattr(error, "message", "")), getattr(error, "ctx", None)
-    if context is None:
-        return None
-    path, parameters = context.command_path, context.command.params
-    if type(error).__name__ == "NoSuchOption":
-        given = getattr(error, "option_name", "")
-        options = [name for parameter in parameters for name in parameter.opts if name.startswith("-")]
-        return str(unknown("option", given, options, f"`{path} --help` lists the options"))
-    if match := re.search(r"No such command '(.*?)'", message):
-        return str(unknown("command", match[1], context.command.commands))
-    if match := re.search(r"unexpected extra argument(?:\(s\)|s)? \((.*)\)", message):
-        takes = [
-            parameter.metavar or parameter.name for parameter in parameters if not parameter.opts[0].startswith("-")
-        ]
-        allowed = f"takes {' and '.join(takes)}, and options" if takes else "takes options only, such as --NAME VALUE"
-        return f"unexpected argument {match[1]!r}: `{path}` {allowed}; `{path} --help` lists them"
-    return None
-
-
-def _one_line(error: Exception) -> str:
-    line = " ".join(getattr(error, "format_message", error.__str__)().split())
-    return line if line.endswith(("?", ")")) else f"{line.rstrip('.')}; see --help"
 
 
 def _fail(line: str, status: int) -> int:

@@ -32,6 +32,8 @@ DTYPE_HELP = "The dtype of training: float32 or float64; on a GPU also tf32 (the
 
 def option(line: str, *names: str, **settings: Any) -> Any:
     """Return an option with a line of help. Without names it is named after its parameter; a flag needs a name."""
+    if names:
+        settings.setdefault("metavar", "")  # newer versions of Typer print `<bool>`, as if a flag took a value
     return typer.Option(*names, help=line, **settings)
 
 
@@ -61,7 +63,7 @@ Format = Annotated[str, option("How to print: table, markdown, latex, csv or jso
 Baseline = Annotated[
     str | None, option("Compare the accuracy with that of this method; plain by default, none for no comparison.")
 ]
-Seeds = Annotated[str, option("Seeds of the runs: how many (5) or which (0,3,7 or 0-4).", metavar="SEEDS")]
+Seeds = Annotated[str, option("Seeds of the runs: how many (5) or which (0,3,7 or 0-4).", metavar="NUMBERS")]
 _complete_methods = _complete_list(lambda: METHODS)
 Methods = Annotated[str, option(METHODS_HELP, autocompletion=_complete_methods, metavar="NAMES")]
 _SWEPT_HELP = f"{METHODS_HELP} By default {len(SWEPT_METHODS.split(','))} of them."
