@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test tests test-fast test-gpu test-faults lint types browser bench docs release release-torch clean
+.PHONY: demo test tests test-fast test-gpu test-faults lint types browser bench docs release release-torch test-cli-versions clean
 
 demo: $(READY)
 	$(BIN)/mooring compare --stream digits --methods all --seeds 5 --baseline plain \
@@ -74,6 +74,18 @@ release-torch: $(READY)
 	cd dist/$(TORCH) && mkdir as-installed && tar xzf mooring-*.tar.gz --strip-components=1 -C as-installed
 	rm -rf dist/$(TORCH)/as-installed/src
 	cd dist/$(TORCH)/as-installed && ../venv/bin/python -m pytest $(CORE_TESTS)
+
+# The tests of the command line with the oldest libraries that mooring-lab allows, and with the newest there are.
+CLI_LIBRARIES := typer|rich|jinja2|huggingface_hub
+OLDEST = $$(sed -nE 's/^ *"($(CLI_LIBRARIES))>=([0-9.]+)".*/\1==\2/p' laboratory/pyproject.toml)
+test-cli-versions: $(READY)
+	for libraries in "$(OLDEST)" "--upgrade $$(echo '$(CLI_LIBRARIES)' | tr '|' ' ')"; do \
+		$(BIN)/python -m venv --clear dist/cli || exit 1; \
+		(cd dist/cli/lib/python* && echo "import site; site.addsitedir('$$(ls -d $(CURDIR)/$(VENV)/lib/python*)/site-packages')" \
+			> site-packages/zz_shared.pth); \
+		dist/cli/bin/python -m pip install --quiet --disable-pip-version-check $$libraries || exit 1; \
+		dist/cli/bin/python -m pytest -W ignore::DeprecationWarning tests/laboratory/cli || exit 1; \
+	done
 
 $(READY): pyproject.toml laboratory/pyproject.toml $(CONSTRAINTS)
 	@echo "installing into $(VENV), which takes 2 or 3 minutes"

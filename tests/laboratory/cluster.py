@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "mooring[ray]"')
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "mooring-lab[ray]"')
 
 
 class Cluster:

@@ -42,7 +42,7 @@ def test_without_ray_one_line_says_how_to_install_it(tmp_path, monkeypatch, caps
     output = capsys.readouterr()
     assert (output.out, output.err) == (
         "",
-        'error: --engine ray needs Ray: pip install "mooring[ray]", or leave --engine out\n',
+        'error: --engine ray needs Ray: pip install "mooring-lab[ray]", or leave --engine out\n',
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -1,11 +1,7 @@
 """The command line: `mooring`."""
 
-import json
 import os
 import sys
-from dataclasses import asdict
-
-import mooring
 
 __all__ = ["main"]
 
@@ -27,10 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that --network finds a module in the current folder
     try:
-        try:
-            from mooring_lab.cli.app import run
-        except ModuleNotFoundError as error:
-            return _run_without_typer(words, error.name)
+        from mooring_lab.cli.app import run
+
         return run(words)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -38,18 +32,3 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # such as `mooring show | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-def _run_without_typer(words: list[str], missing: str | None) -> int:
-    """Run `--version` or `doctor`; for any other command say what to install."""
-    from mooring_lab.cli.environment import examine
-
-    if words == ["--version"]:
-        print(mooring.__version__)
-        return 0
-    if words in (["doctor"], ["doctor", "--json"]):
-        environment = examine()
-        print(json.dumps(asdict(environment), indent=1) if "--json" in words else environment)
-        return 0 if environment.torch["ready"] else 1
-    print(f"error: the command line needs {missing}: pip install 'mooring[lab]'", file=sys.stderr)
-    return 2

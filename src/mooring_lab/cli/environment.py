@@ -1,7 +1,4 @@
-"""The environment that `mooring doctor` shows: Python, torch, devices, extras and data sets.
-
-It imports torch alone, so that it can name everything else that is missing.
-"""
+"""The environment that `mooring doctor` shows: Python, torch, devices, extras and data sets."""
 
 import os
 import platform
@@ -14,15 +11,18 @@ from typing import Any
 
 import mooring
 
+DISTRIBUTIONS = ("mooring", "mooring-lab")
+"""The distributions whose requirements are examined."""
+
 REQUIREMENT = re.compile(r"^([\w.-]+)[^;>]*(?:>=([\d.]+))?[^;]*(?:;(.*))?$")
 
 
 @dataclass(frozen=True)
 class Extra:
-    """An optional set of libraries, installed with `pip install "mooring[NAME]"`.
+    """An optional set of libraries.
 
     Attributes:
-        name: its name.
+        name: what `pip install` takes, such as "mooring[transformers]".
         ready: whether all its libraries are installed in versions that are new enough.
         libraries: the installed version of each library; None if it is not installed.
         missing: the libraries that are not installed or too old.
@@ -43,8 +43,8 @@ class Environment:
         python: version and system.
         torch: version, and whether it is new enough.
         devices: the devices to train on.
-        extras: the extras of this package.
-        data: the folder of each named image set; None if it was not downloaded. Empty without `mooring[lab]`.
+        extras: the extras of both distributions.
+        data: the folder of each named image set; None if it was not downloaded.
         missing: what is missing, and the command that gets it.
     """
 
@@ -91,9 +91,10 @@ def examine() -> Environment:
         get = "a torch with CUDA, see https://pytorch.org/get-started/locally"
         missing.append({"what": "a GPU is here that torch cannot use", "get": get})
     extras = [_extra(name, requirements) for name in dict.fromkeys(extra for extra, _, _ in requirements if extra)]
-    missing += [{"what": f"extra {e.name}", "get": f'pip install "mooring[{e.name}]"'} for e in extras if not e.ready]
+    missing += [{"what": f"extra {e.name}", "get": f'pip install "{e.name}"'} for e in extras if not e.ready]
     if not requirements:
-        missing.append({"what": "mooring is not installed, only importable", "get": "pip install -e . in its checkout"})
+        get = "pip install -e . -e laboratory in its checkout"
+        missing.append({"what": "mooring is not installed, only importable", "get": get})
     data, commands = _data_sets()
     missing += [{"what": f"data {name}", "get": commands[name]} for name, folder in data.items() if folder is None]
     return Environment(
@@ -109,21 +110,23 @@ def examine() -> Environment:
 
 def _requirements() -> list[tuple[str, str, str]]:
     """Return (extra, library, oldest version) of each requirement on this Python, except those of `dev`."""
-    try:
-        lines = metadata.requires("mooring") or []
-    except metadata.PackageNotFoundError:
-        return []
     requirements = []
-    for line in lines:
-        match = REQUIREMENT.match(line)
-        assert match, line
-        name, oldest, marker = match[1], match[2] or "", match[3] or ""
-        below = re.search(r"python_version < '(\d+)\.(\d+)'", marker)
-        if below and sys.version_info >= (int(below[1]), int(below[2])):
-            continue
-        extra = re.search(r"extra == '(\w+)'", marker)
-        requirements.append((extra[1] if extra else "", name, oldest))
-    return [requirement for requirement in requirements if requirement[0] != "dev"]
+    for distribution in DISTRIBUTIONS:
+        try:
+            lines = metadata.requires(distribution) or []
+        except metadata.PackageNotFoundError:
+            return []
+        for line in lines:
+            match = REQUIREMENT.match(line)
+            assert match, line
+            name, oldest, marker = match[1], match[2] or "", match[3] or ""
+            below = re.search(r"python_version < '(\d+)\.(\d+)'", marker)
+            if below and sys.version_info >= (int(below[1]), int(below[2])):
+                continue
+            extra = re.search(r"extra == '(\w+)'", marker)
+            if extra is None or extra[1] != "dev":
+                requirements.append((f"{distribution}[{extra[1]}]" if extra else "", name, oldest))
+    return requirements
 
 
 def _extra(name: str, requirements: list[tuple[str, str, str]]) -> Extra:
@@ -143,10 +146,8 @@ def _extra(name: str, requirements: list[tuple[str, str, str]]) -> Extra:
 
 def _data_sets() -> tuple[dict[str, str | None], dict[str, str]]:
     """Return the folder of each named image set, and the command that gets it."""
-    try:
-        from mooring_lab.streams.named_datasets import NAMED_DATASETS, fetched_folder
-    except ModuleNotFoundError:
-        return {}, {}
+    from mooring_lab.streams.named_datasets import NAMED_DATASETS, fetched_folder
+
     folders: dict[str, str | None] = {}
     for name, named in NAMED_DATASETS.items():
         folder = fetched_folder(named)

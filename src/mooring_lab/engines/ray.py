@@ -34,7 +34,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise MooringError('--engine ray needs Ray: pip install "mooring[ray]", or leave --engine out') from error
+        raise MooringError('--engine ray needs Ray: pip install "mooring-lab[ray]", or leave --engine out') from error
     except ImportError as error:  # Ray is installed, but one of its own imports fails
         raise MooringError(f"Ray cannot be imported: {' '.join(str(error).split())}") from error
     return ray

@@ -1,4 +1,4 @@
-"""`mooring doctor` shows the environment with torch alone; shells complete names."""
+"""`mooring doctor` shows the environment; shells complete names."""
 
 import json
 import os
@@ -13,32 +13,35 @@ import mooring
 from mooring_lab.cli import environment, main
 
 SRC = Path(mooring.__file__).parent.parent
-REQUIRES = [
-    "torch>=2.6",
-    "numpy>=1.26; extra == 'lab'",
-    "tomli>=2; (python_version < '3.10') and extra == 'lab'",
-    "nowhere-to-be-found>=3; extra == 'ray'",
-    "torch>=99.1; extra == 'future'",
-    "pytest>=8; extra == 'dev'",
-]
+REQUIRES = {
+    "mooring": [
+        "torch>=2.6",
+        "numpy>=1.26; extra == 'transformers'",
+        "tomli>=2; (python_version < '3.10') and extra == 'transformers'",
+        "torch>=99.1; extra == 'future'",
+        "pytest>=8; extra == 'dev'",
+    ],
+    "mooring-lab": ["mooring==0.1.0", "typer>=0.20", "nowhere-to-be-found>=3; extra == 'ray'"],
+}
 
 
 @pytest.fixture
 def requirements(monkeypatch):
-    monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
+    monkeypatch.setattr(metadata, "requires", REQUIRES.__getitem__)
 
 
 def test_missing_and_old_extras_have_an_install_command(requirements):
     examined = environment.examine()
     extras = {extra.name: extra for extra in examined.extras}
-    assert list(extras) == ["lab", "ray", "future"]  # dev is for working on it; tomli is for older Pythons
-    assert extras["lab"].ready
-    assert extras["lab"].libraries == {"numpy": metadata.version("numpy")}
-    assert extras["ray"].missing == ("nowhere-to-be-found",)
-    assert extras["future"].missing == ("torch 99.1 or newer",)
+    # dev is for working on it; tomli is for older Pythons
+    assert list(extras) == ["mooring[transformers]", "mooring[future]", "mooring-lab[ray]"]
+    assert extras["mooring[transformers]"].ready
+    assert extras["mooring[transformers]"].libraries == {"numpy": metadata.version("numpy")}
+    assert extras["mooring-lab[ray]"].missing == ("nowhere-to-be-found",)
+    assert extras["mooring[future]"].missing == ("torch 99.1 or newer",)
     commands = {item["what"]: item["get"] for item in examined.missing}
-    assert commands["extra ray"] == 'pip install "mooring[ray]"'
-    assert "extra lab" not in commands
+    assert commands["extra mooring-lab[ray]"] == 'pip install "mooring-lab[ray]"'
+    assert "extra mooring[transformers]" not in commands
 
 
 def test_downloaded_set_is_shown_with_its_folder(requirements, monkeypatch, tmp_path):
@@ -73,36 +76,7 @@ def test_checkout_that_is_not_installed_names_the_command(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", missing)
-    assert environment.examine().missing[0]["get"] == "pip install -e . in its checkout"
-
-
-WITHOUT = """
-import sys
-class Gone:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("typer", "rich", "numpy", "scipy", "sklearn", "matplotlib", "PIL", "pyarrow"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Gone())
-from mooring_lab.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "out", "err"),
-    [
-        (["--version"], 0, f"{mooring.__version__}\n", ""),
-        ([], 2, "", "error: the command line needs typer: pip install 'mooring[lab]'\n"),
-    ],
-)
-def test_without_typer_the_version_is_printed_and_other_commands_say_what_to_install(arguments, status, out, err):
-    environment = {**os.environ, "PYTHONPATH": str(SRC)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT, *arguments], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == status, done.stderr
-    assert done.stdout.startswith(out)
-    assert done.stderr == err
+    assert environment.examine().missing[0]["get"] == "pip install -e . -e laboratory in its checkout"
 
 
 def test_shell_completes_the_last_name_of_a_list():
