@@ -13,7 +13,7 @@ from mooring_lab.methods import find_method, resolve_methods
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.model.summary import Row, summarize
-from mooring_lab.report.figures.frontier_figure import draw
+from mooring_lab.report.frontier_figure import draw
 from mooring_lab.report.style import figure_style
 from mooring_lab.streams.options import StreamOptions, open_stream
 from mooring_lab.streams.slices import hold_out

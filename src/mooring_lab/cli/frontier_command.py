@@ -157,7 +157,7 @@ def _decades(sweep: Sweep) -> str:
 def _write(by_stream: list[Frontier], out: Path) -> list[Path]:
     """Write the figure of every stream and `frontier.json`, and return the files."""
     from mooring_lab.model.atomic_files import check_writable, write_atomically
-    from mooring_lab.report.figures.frontier_figure import draw
+    from mooring_lab.report.frontier_figure import draw
     from mooring_lab.report.picture import render_drawing
     from mooring_lab.report.section import slug
     from mooring_lab.report.style import figure_style

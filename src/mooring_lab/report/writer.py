@@ -9,10 +9,10 @@ from pathlib import Path
 
 from mooring.errors import MooringError
 from mooring_lab.model.results import Result
-from mooring_lab.report.figures import draw_pictures
 from mooring_lab.report.page import GENERATOR, page
 from mooring_lab.report.picture import Picture
 from mooring_lab.report.section import sections
+from mooring_lab.report.section_figures import draw_pictures
 
 _FIGURE_ID = re.compile(r'<figure id="figure-([a-z0-9-]+)"')
 

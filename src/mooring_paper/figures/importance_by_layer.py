@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from mooring_lab.model.metrics import Interval, confidence_interval
 from mooring_lab.model.results import Result
-from mooring_lab.report.figures.logarithm import ticks
+from mooring_lab.report.logarithm import ticks
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.style import WIDTH
 from mooring_paper.context.paper_context import MethodRuns, PaperContext, all_runs, train_methods

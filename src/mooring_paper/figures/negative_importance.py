@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mooring_lab.model.summary import Row
-from mooring_lab.report.figures.logarithm import ticks
+from mooring_lab.report.logarithm import ticks
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.style import FAINT, LINES, RULE, WIDTH
 from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs

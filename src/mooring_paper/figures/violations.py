@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from mooring_lab.model.results import Result, Stability
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.model.summary import Row
-from mooring_lab.report.figures.logarithm import ticks
+from mooring_lab.report.logarithm import ticks
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.style import FAINT, LINES, PAPER, RULE, WIDTH
 from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs

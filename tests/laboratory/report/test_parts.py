@@ -7,8 +7,8 @@ import pytest
 
 from laboratory.report import synthetic
 from mooring_lab.methods import METHODS
+from mooring_lab.report import layer_figures, matrices
 from mooring_lab.report.families import FAMILIES, family_of, point_styles
-from mooring_lab.report.figures import layer_figures, matrices
 from mooring_lab.report.narrative import compared, outcome
 from mooring_lab.report.picture import render_drawing
 from mooring_lab.report.section import mean_over_seeds, sections

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from mooring_lab.report.figures.logarithm import logarithm, ticks
+from mooring_lab.report.logarithm import logarithm, ticks
 from mooring_lab.report.numbers import printable, shortened
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Entry, Section, mean_over_seeds

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 
+from mooring_lab.report.closer_look import limits, scatter
 from mooring_lab.report.families import FAMILIES, point_styles
-from mooring_lab.report.figures.closer_look import limits, scatter
 from mooring_lab.report.numbers import shortened
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Entry, Section

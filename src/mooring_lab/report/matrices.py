@@ -4,12 +4,12 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from mooring_lab.report.figures.panel_grid import PanelGrid
-from mooring_lab.report.figures.small_multiples import add_heading, make_grid
-from mooring_lab.report.figures.tasks import axis_floor, labelled_tasks
+from mooring_lab.report.panel_grid import PanelGrid
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Section, mean_over_seeds
+from mooring_lab.report.small_multiples import add_heading, make_grid
 from mooring_lab.report.style import FAINT, WIDE, FigureLayout
+from mooring_lab.report.tasks import axis_floor, labelled_tasks
 
 ON_DARK, ON_BRIGHT = "#fdfdfd", "#111111"
 """Text on a coloured cell, whose colour is the same in light and dark mode."""

@@ -5,8 +5,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.transforms import ScaledTranslation
 
-from mooring_lab.report.figures.panel_grid import Margins, PanelGrid, add_panels
 from mooring_lab.report.numbers import shortened
+from mooring_lab.report.panel_grid import Margins, PanelGrid, add_panels
 from mooring_lab.report.section import Entry
 from mooring_lab.report.style import FAINT, LEGEND_ROW, FigureLayout
 

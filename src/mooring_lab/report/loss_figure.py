@@ -3,12 +3,12 @@
 import numpy as np
 from matplotlib.lines import Line2D
 
-from mooring_lab.report.figures.logarithm import logarithm, ticks
-from mooring_lab.report.figures.small_multiples import add_heading, make_grid
-from mooring_lab.report.figures.tasks import labelled_tasks
+from mooring_lab.report.logarithm import logarithm, ticks
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Entry, Section, mean_over_seeds
+from mooring_lab.report.small_multiples import add_heading, make_grid
 from mooring_lab.report.style import FAINT, RULE, WIDE, FigureLayout, add_legend
+from mooring_lab.report.tasks import labelled_tasks
 
 
 def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:

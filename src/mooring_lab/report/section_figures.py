@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mooring_lab.report.figures import layer_figures, loss_figure, matrices, tasks, tradeoff
+from mooring_lab.report import layer_figures, loss_figure, matrices, tasks, tradeoff
 from mooring_lab.report.picture import Drawing, Picture, render_drawing
 from mooring_lab.report.section import Section
 from mooring_lab.report.style import NARROW, WIDE, FigureLayout, figure_style

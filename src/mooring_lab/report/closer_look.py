@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from mooring_lab.report.figures.panel_grid import Margins, PanelGrid, add_panels
+from mooring_lab.report.panel_grid import Margins, PanelGrid, add_panels
 from mooring_lab.report.section import Array
 from mooring_lab.report.style import FAINT, LEGEND_ROW, WIDE, FigureLayout, add_legend
 

@@ -4,8 +4,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from mooring_lab.report.closer_look import scatter
 from mooring_lab.report.families import FAMILIES, family_of, point_styles
-from mooring_lab.report.figures.closer_look import scatter
 from mooring_lab.report.numbers import shortened
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array

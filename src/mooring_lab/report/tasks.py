@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 
-from mooring_lab.report.figures.small_multiples import add_heading, make_grid
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Section, mean_over_seeds
+from mooring_lab.report.small_multiples import add_heading, make_grid
 from mooring_lab.report.style import INK, RULE, WIDE, FigureLayout, add_legend, task_colours
 
 
