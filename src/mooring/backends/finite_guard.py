@@ -14,7 +14,7 @@ from torch import Tensor
 from mooring.backends.eager import has_compiler
 from mooring.backends.fused import chosen
 from mooring.backends.host_copy import HostCopy
-from mooring.backends.kernels.codegen import TRITON_DTYPES, compile_kernel
+from mooring.backends.kernels.codegen import NOT_FINITE, TRITON_DTYPES, compile_kernel, kernel_source
 from mooring.backends.kernels.launch import launch
 from mooring.backends.kernels.multi_tensor import Layout, locate_lines
 from mooring.backends.kernels.tensor_list import TensorForm, TensorList
@@ -163,12 +163,11 @@ def _checking_source(dtype: torch.dtype) -> str:
         *locate_lines("pid", {"g": torch.zeros(1, dtype=dtype)}, ["g"]),
         "position = tl.load(positions + which)",
         f"x = tl.load(p_g + at, mask=at < count, other=0).to({wide})",
-        "wrong = (x != x) | (tl.abs(x) == float('inf'))",
+        f"wrong = {NOT_FINITE.format('x')}",
         "if tl.max(wrong.to(tl.int32), 0) != 0:",
         "    tl.store(bad + position, 1.0)",
     ]
-    head = "def rule(table, blocks, positions, bad, T, B: tl.constexpr, ALIGNED: tl.constexpr):"
-    return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+    return kernel_source(["table", "blocks", "positions", "bad", "T"], lines)
 
 
 @cache
@@ -182,8 +181,7 @@ def _zeroing_source(dtype: torch.dtype) -> str:
         *locate_lines("pid", example, ["g"]),
         f"tl.store(p_g + at, tl.zeros((B,), {TRITON_DTYPES[dtype]}), mask=at < count)",
     ]
-    head = "def rule(table, blocks, flag, T, B: tl.constexpr, ALIGNED: tl.constexpr):"
-    return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+    return kernel_source(["table", "blocks", "flag", "T"], lines)
 
 
 def _is_dense(t: Tensor) -> bool:

@@ -37,6 +37,9 @@ TRITON_DTYPES = {getattr(torch, name): f"tl.{name}" for name in SAME_NAME} | {to
 """The name of each dtype in a kernel."""
 
 VIEWS = ("alias", "detach", "expand", "reshape", "squeeze", "unsqueeze", "view")
+NOT_FINITE = "({0} != {0}) | (tl.abs({0}) == float('inf'))"
+"""The expression of whether a value is not finite."""
+
 NO_OPERATIONS = (*VIEWS, "clone", "lift_fresh_copy", "scalar_tensor")
 """Operations that leave an element as it is."""
 
@@ -159,6 +162,36 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions
 
     return dict(core_aten_decompositions())
+
+
+def load_line(name: str, place: str, mask: str, dtype: torch.dtype | None) -> str:
+    """Return the line of a kernel that loads the value of a tensor.
+
+    Args:
+        name: the name of the tensor.
+        place: the expression of its addresses.
+        mask: the end of the arguments that hides what is beyond the tensor; empty if all is loaded.
+        dtype: the dtype to compute in; None for that of the tensor.
+
+    Example:
+        >>> load_line("theta", "p_theta + at", ", mask=at < count", torch.float32)
+        'x_theta = tl.load(p_theta + at, mask=at < count, other=0).to(tl.float32)'
+    """
+    cast = "" if dtype is None else f".to({TRITON_DTYPES[dtype]})"
+    return f"x_{name} = tl.load({place}{mask}{', other=0' if mask else ''}){cast}"
+
+
+def kernel_source(arguments: Sequence[str], lines: Sequence[str], constants: Sequence[str] = ("B", "ALIGNED")) -> str:
+    """Return the source of a kernel called `rule`, as `compile_kernel` takes it.
+
+    Example:
+        >>> print(kernel_source(["p_theta"], ["tl.store(p_theta, 0.0)"], ["B"]))
+        def rule(p_theta, B: tl.constexpr):
+            tl.store(p_theta, 0.0)
+        <BLANKLINE>
+    """
+    head = ", ".join([*arguments, *(f"{name}: tl.constexpr" for name in constants)])
+    return "\n".join([f"def rule({head}):", *(f"    {line}" for line in lines)]) + "\n"
 
 
 def _power(base: str, exponent: float) -> str:

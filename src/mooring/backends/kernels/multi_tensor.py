@@ -11,7 +11,15 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from mooring.backends.kernels.codegen import TRITON_DTYPES, Rule, TracedRule, compile_kernel, trace_rule
+from mooring.backends.kernels.codegen import (
+    TRITON_DTYPES,
+    Rule,
+    TracedRule,
+    compile_kernel,
+    kernel_source,
+    load_line,
+    trace_rule,
+)
 from mooring.backends.kernels.launch import launch
 
 BLOCK = 2048
@@ -199,8 +207,7 @@ def _source(
         lines.append(condition)
         lines += [f"    {line}" for line in [*load_lines(tensors, used, traced, dtype, mask), *traced.lines]]
         lines += [f"    tl.store(p_{name} + at, {value}{mask})" for name, value in traced.stores]
-    head = "def rule(table, values, blocks, scalar, T, B: tl.constexpr, ALIGNED: tl.constexpr):"
-    return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+    return kernel_source(["table", "values", "blocks", "scalar", "T"], lines)
 
 
 BRANCHES = (("if begin + B <= count:", ""), ("else:", ", mask=at < count"))
@@ -253,7 +260,5 @@ def load_lines(
             block = elements_per_entry(tensors, name)
             at = "at" if block == 1 else f"at // {block}"
             place, hidden = (f"p_{name} + {at}", mask) if tensors[name].ndim else (f"p_{name}", "")
-            other = ", other=0" if hidden else ""
-            cast = "" if tensors[name].dtype == torch.bool else f".to({TRITON_DTYPES[dtype]})"
-            lines.append(f"x_{name} = tl.load({place}{hidden}{other}){cast}")
+            lines.append(load_line(name, place, hidden, None if tensors[name].dtype == torch.bool else dtype))
     return lines

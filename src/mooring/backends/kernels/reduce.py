@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mooring.backends.kernels.codegen import TRITON_DTYPES, Rule, compile_kernel, trace_rule
+from mooring.backends.kernels.codegen import TRITON_DTYPES, Rule, compile_kernel, kernel_source, trace_rule
 from mooring.backends.kernels.launch import launch
 from mooring.backends.kernels.multi_tensor import BRANCHES, Layout, example_tensors, load_lines, locate_lines
 
@@ -104,8 +104,7 @@ def reduce_source(
             inside.append(f"    s_{name} += {value}")
     lines += [f"    {line}" for line in inside]
     lines += [f"tl.store(out + {i} * S + pid, tl.sum(s_{name}.to(tl.float64), 0))" for i, name in enumerate(names)]
-    head = "def rule(table, blocks, scalar, done, out, T, N, S, B: tl.constexpr, ALIGNED: tl.constexpr):"
-    return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+    return kernel_source(["table", "blocks", "scalar", "done", "out", "T", "N", "S"], lines)
 
 
 def solver_step_source(rule: Rule, sums: Sequence[str], numbers: Sequence[str]) -> str:
@@ -125,5 +124,4 @@ def solver_step_source(rule: Rule, sums: Sequence[str], numbers: Sequence[str]) 
     lines += [f"x_{name} = tl.load(p_{name}).to(tl.float64)" for name in numbers if traced.reads(name)]
     lines += traced.lines
     lines += [f"tl.store(p_{name}, {value})" for name, value in traced.stores]
-    head = f"def rule(partial, many, {', '.join(f'p_{name}' for name in numbers)}, B: tl.constexpr):"
-    return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+    return kernel_source(["partial", "many", *(f"p_{name}" for name in numbers)], lines, ["B"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mooring.backends.budget_terms import pull_rule, spent_rule
-from mooring.backends.kernels.codegen import TRITON_DTYPES, Rule, compile_kernel, trace_rule
+from mooring.backends.kernels.codegen import NOT_FINITE, Rule, compile_kernel, kernel_source, load_line, trace_rule
 from mooring.backends.kernels.launch import in_dry_run, launch
 from mooring.rules import Budget
 
@@ -250,17 +250,13 @@ def _mask(name: str, samples: Tensors) -> str:
 
 
 def _load_lines(example: Tensors, samples: Tensors, names: Sequence[str]) -> list[str]:
-    lines = []
-    for name in names:
-        mask = _mask(name, samples)
-        cast = f".to({TRITON_DTYPES[samples[name].dtype]})" if samples[name].dtype != example[name].dtype else ""
-        lines.append(f"x_{name} = tl.load({_place(name, samples)}{mask}{', other=0' if mask else ''}){cast}")
-    return lines
+    dtypes = {name: t.dtype if t.dtype != example[name].dtype else None for name, t in samples.items()}
+    return [load_line(name, _place(name, samples), _mask(name, samples), dtypes[name]) for name in names]
 
 
 def _not_finite(name: str, samples: Tensors) -> str:
     """Return the expression of whether any value of a block is not finite."""
-    expression = f"((x_{name} != x_{name}) | (tl.abs(x_{name}) == float('inf')))"
+    expression = f"({NOT_FINITE.format(f'x_{name}')})"
     return f"tl.max({expression}.to(tl.int32), 0) > 0" if _kind(samples[name]) == "element" else expression
 
 
@@ -272,4 +268,4 @@ def _kernel_source(arguments: Sequence[str], lines: Sequence[str]) -> str:
         "row = run.to(tl.int64) * count + at",
         *lines,
     ]
-    return "\n".join([f"def rule({', '.join(arguments)}, B: tl.constexpr):", *(f"    {line}" for line in body)]) + "\n"
+    return kernel_source(arguments, body, ["B"])
