@@ -13,7 +13,38 @@ from mooring.rules.pull import Number, ParameterPull
 from mooring.state.parameter_state import ParameterState
 
 
-class BatchTerm(ABC):
+class BudgetTerm(ABC):
+    """What a budget is spent on: one parameter, or many at once.
+
+    Attributes:
+        state: the state of the parameter, or of the first one.
+    """
+
+    state: ParameterState
+
+    @property
+    def placed_like(self) -> Tensor:
+        """A tensor with the placements over which what is spent is to be added up."""
+        return self.state.parameter
+
+    @abstractmethod
+    def tensors(self) -> State:
+        """Return the tensors that `spent_rule` reads."""
+
+    @abstractmethod
+    def spent(self, mu: Number) -> Tensor:
+        """Return `spent_at` of all parameters, (2,) or (2, runs)."""
+
+    def energy(self) -> Tensor:
+        """Return what the parameters spend without a pull."""
+        return self.spent(0.0)[0]
+
+    @abstractmethod
+    def apply_pull(self, budget: Budget, mu: Tensor) -> None:
+        """theta <- anchor + d / (1 + mu * F), in coordinates in which F is diagonal."""
+
+
+class BatchTerm(BudgetTerm):
     """A term of a budget in whose coordinates the curvature of all its parameters is diagonal.
 
     Args:
@@ -32,11 +63,6 @@ class BatchTerm(ABC):
         dtype, device = dtype or self.state.compute_dtype, self.state.parameter.device
         self.d, self.curvature, self.removed = (torch.zeros(size, dtype=dtype, device=device) for _ in range(3))
         self.zero = self.d.new_zeros(())
-
-    @property
-    def placed_like(self) -> Tensor:
-        """A tensor with the placements over which what is spent is to be added up."""
-        return self.state.parameter
 
     @abstractmethod
     def is_valid(self) -> bool:
@@ -63,10 +89,6 @@ class BatchTerm(ABC):
         parts, dtype = chunks({"theta": self.d, "previous": self.curvature}), self.state.compute_dtype
         spent = [spent_at(part["previous"].to(dtype), part["theta"].to(dtype), mu) for part in parts]
         return torch.stack(spent).sum(0)
-
-    def energy(self) -> Tensor:
-        """Return what the parameters spend without a pull."""
-        return self.spent(0.0)[0]
 
     def apply_pull(self, budget: Budget, mu: Tensor) -> None:
         """theta <- anchor + d / (1 + mu * F), in the eigenbases."""

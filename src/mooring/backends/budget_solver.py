@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.backends.batch_term import BatchTerm
+from mooring.backends.batch_term import BatchTerm, BudgetTerm
 from mooring.backends.budget_kernels import BudgetKernels
-from mooring.backends.budget_terms import Term, budget_term, budget_terms
+from mooring.backends.budget_terms import DiagonalTerm, budget_term, budget_terms
 from mooring.backends.eager import has_compiler
 from mooring.backends.kronecker_batch import is_batchable, kronecker_batches
 from mooring.backends.product_terms import ProductTerm, is_active_product, is_product, product_terms
@@ -117,7 +117,7 @@ class BudgetSolver:
             for term in self._staged(free):
                 term.apply_pull(self.budget, self.mu)
 
-    def _terms(self, states: Sequence[ParameterState]) -> list[Term]:
+    def _terms(self, states: Sequence[ParameterState]) -> list[BudgetTerm]:
         """Return the terms of parameters; batches of parameters are kept from step to step."""
         layers = [state for state in states if is_batchable(state)]
         small = [state for state in states if is_small(state)]
@@ -140,12 +140,12 @@ class BudgetSolver:
         kernels.solve(nats.to(mu), mu)
         kernels.apply_pull(mu)
 
-    def _staged(self, terms: Sequence[Term]) -> Iterator[Term]:
+    def _staged(self, terms: Sequence[BudgetTerm]) -> Iterator[BudgetTerm]:
         """Yield the terms while their anchors are on the device."""
         for indices in self.offload.groups([term.state for term in terms]):
             yield from (terms[index] for index in indices)
 
-    def _spent(self, terms: Sequence[Term], mu: Number) -> Tensor:
+    def _spent(self, terms: Sequence[BudgetTerm], mu: Number) -> Tensor:
         """Return what all terms spend at mu, on the device of mu."""
         spent, parameters = [], []
         for term in self._staged(terms):
@@ -154,7 +154,7 @@ class BudgetSolver:
         total = torch.stack(reduce_over_shards(spent, parameters)).sum(0)
         return total.to(mu.device) if isinstance(mu, Tensor) else total
 
-    def _energy(self, terms: Sequence[Term]) -> Tensor:
+    def _energy(self, terms: Sequence[BudgetTerm]) -> Tensor:
         """Return what all terms spend without a pull."""
         spent, parameters = [], []
         for term in self._staged(terms):
@@ -162,11 +162,11 @@ class BudgetSolver:
             parameters.append(term.placed_like)
         return torch.stack(reduce_over_shards(spent, parameters)).sum(0)
 
-    def _kernels(self, terms: Sequence[Term]) -> BudgetKernels | None:
+    def _kernels(self, terms: Sequence[BudgetTerm]) -> BudgetKernels | None:
         """Return kernels for terms if they can do them all; made once until `invalidate`."""
         if not has_compiler(terms[0].state.parameter.device):
             return None
-        fusable = [term for term in terms if not isinstance(term, SmallBatch)]
+        fusable = [term for term in terms if isinstance(term, DiagonalTerm | BatchTerm)]
         if len(fusable) < len(terms):
             return None
         owners: list[object] = [term if isinstance(term, BatchTerm) else term.state for term in fusable]

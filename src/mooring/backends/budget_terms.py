@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.backends.batch_term import BatchTerm
+from mooring.backends.batch_term import BudgetTerm
 from mooring.backends.eager import apply_pull, chunks, previous_importance, run_in_chunks
 from mooring.backends.product_terms import is_product, product_terms
-from mooring.backends.small_batch import SmallBatch
 from mooring.curvature.kronecker_factors import complete_eigenbases
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.rules import State
@@ -19,16 +18,11 @@ from mooring.rules.pull import Number
 from mooring.state.parameter_state import ParameterState
 
 
-class DiagonalTerm:
+class DiagonalTerm(BudgetTerm):
     """A parameter with a curvature for each weight: spent = sum(F * d^2 / (1 + mu * F)^2) / 2."""
 
     def __init__(self, state: ParameterState) -> None:
         self.state = state
-
-    @property
-    def placed_like(self) -> Tensor:
-        """A tensor with the placements over which what is spent is to be added up."""
-        return self.state.parameter
 
     def tensors(self) -> State:
         """Return the tensors that `spent_rule` reads."""
@@ -42,10 +36,6 @@ class DiagonalTerm:
             d = chunk["theta"].to(dtype) - chunk["anchor"].to(dtype)
             sums.append(spent_at(previous_importance(chunk).to(dtype), d, mu))
         return torch.stack(sums).sum(0)
-
-    def energy(self) -> Tensor:
-        """Return what the parameter spends without a pull."""
-        return self.spent(0.0)[0]
 
     def apply_pull(self, budget: Budget, mu: Tensor) -> None:
         """theta <- anchor + d / (1 + mu * F)."""
@@ -82,10 +72,6 @@ class KroneckerTerm(DiagonalTerm):
         theta.sub_(self.factors.from_basis(self.d - pulled, theta).to(theta.dtype))
 
 
-Term = DiagonalTerm | BatchTerm | SmallBatch
-"""What a budget is spent on: one parameter, or many at once."""
-
-
 def budget_term(state: ParameterState) -> DiagonalTerm | None:
     """Return the term of a parameter by itself; None if nothing is known of its past, or it belongs to a product."""
     if not state.has_previous or state.is_product_input or is_product(state):
@@ -93,7 +79,7 @@ def budget_term(state: ParameterState) -> DiagonalTerm | None:
     return DiagonalTerm(state) if state.factors is None else KroneckerTerm(state)
 
 
-def budget_terms(states: Collection[ParameterState]) -> list[Term]:
+def budget_terms(states: Collection[ParameterState]) -> list[BudgetTerm]:
     """Return the terms of all parameters of which a past is known."""
     complete_eigenbases(state.factors for state in states)
     alone = [term for state in states if (term := budget_term(state)) is not None]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from mooring.backends.batch_term import BudgetTerm
 from mooring.rules import State
 from mooring.rules.budget import Budget, spent_at
 from mooring.rules.pull import Number
@@ -19,7 +20,7 @@ MAX_SIZE = 1 << 14
 """Weights of a small parameter; larger ones take longer than their calls, and their importance is not copied."""
 
 
-class SmallBatch:
+class SmallBatch(BudgetTerm):
     """Small parameters as one term of a budget, with their importances one after the other in a vector.
 
     Args:
@@ -35,11 +36,6 @@ class SmallBatch:
         self._kept = [_previous(state) for state in states]
         self.previous = torch.cat([scores.reshape(-1).to(states[0].compute_dtype) for scores in self._kept])
         self.update()
-
-    @property
-    def placed_like(self) -> Tensor:
-        """A tensor with the placements over which what is spent is to be added up; small ones are whole."""
-        return self.state.parameter
 
     def is_valid(self) -> bool:
         """Return whether the parameters still have the importances and dtypes that the batch was made for."""
@@ -58,10 +54,6 @@ class SmallBatch:
     def spent(self, mu: Number) -> Tensor:
         """Return `spent_at` of all parameters, (2,)."""
         return spent_at(self.previous, self.d, mu)
-
-    def energy(self) -> Tensor:
-        """Return what the parameters spend without a pull."""
-        return self.spent(0.0)[0]
 
     def apply_pull(self, budget: Budget, mu: Tensor) -> None:
         """theta <- theta + rate * (anchor - theta), as `mooring.backends.eager.apply_pull` does."""

@@ -107,8 +107,8 @@ def product_form(eigen: Eigen, displaced: Tensor, outputs: Tensor) -> ProductFor
     Example:
         >>> eigen = torch.linalg.eigh(torch.tensor([[2.0]]).double())
         >>> form = product_form(eigen, torch.tensor([[3.0]]), torch.ones(1))
-        >>> form_energy(form)  # |B A|^2 / 2 where C, G and s are 1 and A is (1, 1)
-        tensor(9., dtype=torch.float64)
+        >>> (form.curvature * form.d.square()).sum() / 2  # |B A|^2 / 2 where C, G and s are 1 and A is (1, 1)
+        tensor(9.)
     """
     values, rows = eigen[0], eigen[1].to(displaced)
     residual = torch.zeros(values.shape[:-1], dtype=torch.float64, device=values.device)
@@ -150,11 +150,6 @@ def residual_at(grams: ProductGrams, start: Tensor, outputs: Tensor, t: Tensor |
     weighted = (start * outputs.unsqueeze(-1)).mT @ start  # B0' G B0
     energy: Tensor = (weighted.double() * remaining).sum((-2, -1)) / 2
     return energy.clamp(min=0)
-
-
-def form_energy(form: ProductForm) -> Tensor:
-    """Return the energy itself, of each product, in float64."""
-    return (form.curvature * form.d.square()).sum((-2, -1), dtype=torch.float64) / 2 + form.residual
 
 
 def retreat(residuals: Tensor, allowed: Tensor) -> Tensor:

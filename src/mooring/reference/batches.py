@@ -88,12 +88,17 @@ def to_device(batch: Any, device: torch.device) -> Any:
         >>> to_device({"x": torch.zeros(2), "name": "old"}, torch.device("cpu"))
         {'x': tensor([0., 0.]), 'name': 'old'}
     """
+    return map_tensors(batch, lambda t: t.to(device, non_blocking=device.type == "cuda"))
+
+
+def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a batch with each of its tensors changed, however they are nested; anything else stays."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=device.type == "cuda")
+        return change(batch)
     if isinstance(batch, Mapping):
-        return {key: to_device(part, device) for key, part in batch.items()}
+        return {key: map_tensors(part, change) for key, part in batch.items()}
     if isinstance(batch, tuple | list):
-        return [to_device(part, device) for part in batch]
+        return [map_tensors(part, change) for part in batch]
     return batch
 
 

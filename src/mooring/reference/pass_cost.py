@@ -6,12 +6,13 @@ batch that is as large as those of the reference.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from mooring.reference.batches import map_tensors
 from mooring.reference.placement import tensors_in
 
 MEASURED_PART = 0.05
@@ -118,10 +119,4 @@ def rows_of(batch: Any, rows: slice | Tensor) -> Any:
         >>> rows_of({"x": torch.arange(4), "name": "a"}, slice(1, 3))
         {'x': tensor([1, 2]), 'name': 'a'}
     """
-    if isinstance(batch, Tensor):
-        return batch[rows]
-    if isinstance(batch, Mapping):
-        return {name: rows_of(part, rows) for name, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        return [rows_of(part, rows) for part in batch]
-    return batch
+    return map_tensors(batch, lambda t: t[rows])

@@ -1,12 +1,12 @@
 """Where the batches of a gauge are kept: on the model's device if they are small, else in pinned memory of the host."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mooring.reference.batches import to_device
+from mooring.reference.batches import map_tensors, to_device
 
 RESIDENT_PART = 0.005
 """The part of a GPU's memory that the batches of one gauge may take there."""
@@ -24,31 +24,16 @@ def placed(batches: Sequence[Any], device: torch.device) -> list[Any]:
     size = sum(t.nbytes for batch in batches for t in tensors_in(batch) if t.device != device)
     if size <= RESIDENT_PART * torch.cuda.get_device_properties(device).total_memory:
         return [to_device(batch, device) for batch in batches]
-    return [_pinned(batch) for batch in batches]
+    return [map_tensors(batch, lambda t: t.pin_memory() if t.device.type == "cpu" else t) for batch in batches]
 
 
-def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a batch.
+def tensors_in(batch: Any) -> list[Tensor]:
+    """Return the tensors of a batch.
 
     Example:
         >>> [t.shape for t in tensors_in({"x": torch.zeros(2), "y": [torch.zeros(3), "old"]})]
         [torch.Size([2]), torch.Size([3])]
     """
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from tensors_in(part)
-    elif isinstance(batch, tuple | list):
-        for part in batch:
-            yield from tensors_in(part)
-
-
-def _pinned(batch: Any) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.pin_memory() if batch.device.type == "cpu" else batch
-    if isinstance(batch, Mapping):
-        return {key: _pinned(part) for key, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        return [_pinned(part) for part in batch]
-    return batch
+    tensors: list[Tensor] = []
+    map_tensors(batch, lambda t: tensors.append(t) or t)  # type: ignore[func-returns-value]
+    return tensors
