@@ -1,7 +1,7 @@
 """Why cells differ from the paper's: runs of methods that differ are repeated with one thing changed at a time."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,9 +194,7 @@ def _base_specs(context: PaperContext, condition: Condition, method: str) -> lis
 def _needs_reason(context: PaperContext, key: MethodKey, runs: Mapping[str, Sequence[Result]]) -> bool:
     """Return whether the paper has numbers for a method, and one of them differs from ours or no run finished."""
     condition, method = key
-    if published(*condition.where, method) is None:
-        return False
-    return bool(_differing(_effects(context, key, runs)))
+    return published(*condition.where, method) is not None and bool(_differing(_effects(context, key, runs)))
 
 
 def _effects(
@@ -254,22 +252,15 @@ def _promising(specs: Mapping[str, list[RunSpec]], key: MethodKey, effects: Effe
 
 
 def _table(condition: Condition, effects: Effects) -> ResultTable:
-    rows: list[dict[str, Any]] = []
+    """Return the table of a condition, with a row for each method and change."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     for (tested_condition, method), by_metric in effects.items():
-        if tested_condition == condition:
-            rows += _rows(method, by_metric)
+        for metric, tested in by_metric.items() if tested_condition == condition else ():
+            for effect in tested:
+                row = rows.setdefault((method, effect.change), {"method": method, "changed": effect.change})
+                row |= _effect_values(metric, effect)
     columns = ["method", "changed", *(column for metric in CELL_METRICS for column in _columns(metric))]
-    return ResultTable(f"{condition}: one change at a time", columns, rows)
-
-
-def _rows(method: str, by_metric: Mapping[str, Sequence[Effect]]) -> Iterable[dict[str, Any]]:
-    """Return a row for each change."""
-    by_change: dict[str, dict[str, Any]] = {}
-    for metric, tested in by_metric.items():
-        for effect in tested:
-            row = by_change.setdefault(effect.change, {"method": method, "changed": effect.change})
-            row |= _effect_values(metric, effect)
-    return by_change.values()
+    return ResultTable(f"{condition}: one change at a time", columns, list(rows.values()))
 
 
 def _columns(metric: str) -> list[str]:

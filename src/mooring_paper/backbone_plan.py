@@ -100,12 +100,9 @@ def plan_backbones(
             f"backbones with {' and '.join(options)}, or say --recipe none for random weights"
         )
     backbones = {network: settings_by_recipe(recipe, network=network, seeds=seeds[network]) for network in missing}
-    selected = "fig-backbone" in names and scale.pretraining is not None
-    levels = scale.levels if selected else ()
-    return BackbonePlan(
-        backbones,
-        [settings_by_recipe(name, network=scale.network, epochs=epochs) for name, epochs in levels],
-    )
+    wanted = scale.levels if "fig-backbone" in names and scale.pretraining is not None else ()
+    levels = [settings_by_recipe(name, network=scale.network, epochs=epochs) for name, epochs in wanted]
+    return BackbonePlan(backbones, levels)
 
 
 def backbone_folder(study: Path) -> Path:

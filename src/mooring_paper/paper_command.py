@@ -69,7 +69,8 @@ def paper(
     if trained_on not in (None, *TRAINING_DEVICES):
         raise unknown("device for --trained-on", trained_on, TRAINING_DEVICES)
     select_targets(targets)  # refuse a wrong name before a missing folder
-    scale = (MINIATURE if miniature else PAPER).with_data(data, _names(sets)).with_seeds(seeds, max_seeds)
+    names = tuple(name.strip() for name in sets.split(",") if name.strip())
+    scale = (MINIATURE if miniature else PAPER).with_data(data, names).with_seeds(seeds, max_seeds)
     selected = select_targets(targets, scale.missing_data)
     check_writable(out, create=False)
     if scale.second_network == scale.network:
@@ -89,11 +90,8 @@ def paper(
     if json:
         typer.echo(as_json({"page": str(page), "findings": [result.to_json() for result in results]}))
         return
-    for line in (
-        *verdict_sentences(results),
-        *(f"{result.name}: {line}" for result in results for line in result.text),
-    ):
-        typer.echo(line.replace("**", ""))
+    sentences = [f"{result.name}: {sentence}" for result in results for sentence in result.text]
+    typer.echo("\n".join([*verdict_sentences(results), *sentences]).replace("**", ""))
     typer.echo(f"results: {study.store.path}\npage:    {page}")
 
 
@@ -127,10 +125,6 @@ def _announced(progress: ProgressCallback) -> ProgressCallback:
         progress(what, done, total)
 
     return report
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _portable_command(data: Path | None, files: list[Path]) -> str:

@@ -18,7 +18,7 @@ from mooring_paper.context import target_result
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import MINIATURE, PAPER, REPLAY, ROWS
 from mooring_paper.context.target_result import CELL_METRICS, ResultTable, TargetResult, make_cell
-from mooring_paper.page.difference_notes import difference_lines
+from mooring_paper.page.verdict import difference_lines
 from mooring_paper.published.published_numbers import PublishedCell
 from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
 from mooring_paper.targets import run_targets, select_targets

@@ -10,8 +10,7 @@ from mooring_lab.model.spec import RunSpec
 from mooring_lab.model.summary import summarize
 from mooring_lab.study.protocol import choose_settings
 from mooring_paper.claims import claims_table, table_claims
-from mooring_paper.claims.claims_table import ExtendedRows
-from mooring_paper.claims.method_pairs import MethodPair, PairGroup, decide_pairs
+from mooring_paper.claims.method_pairs import Evidence, MethodPair, PairGroup, decide_pairs
 from mooring_paper.claims.sequential_verdict import LookSchedule, decide
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import EXPLICIT, MINIATURE, PAPER, REGULARIZERS, REPLAY
@@ -23,6 +22,8 @@ from mooring_paper.targets import TARGETS
 CONDITION = MINIATURE.conditions()[0]
 LOOKS = LookSchedule((3,))
 """One look at three seeds, at 95 %."""
+
+EVIDENCE = Evidence(None, LOOKS)
 
 
 def row(method, accuracies, forgotten=0.0, unstable=()):
@@ -81,7 +82,7 @@ def by_method(rows):
 
 
 def explicit_pairs(rows, condition=CONDITION):
-    return PairGroup.of({condition: by_method(rows)}, table_claims.EXPLICIT_PAIRS, LOOKS)
+    return EVIDENCE.pairs({condition: by_method(rows)}, table_claims.EXPLICIT_PAIRS)
 
 
 def verdicts(claims):
@@ -92,11 +93,11 @@ def test_explicit_step_is_compared_with_its_penalty_and_with_replay():
     replay = [row(name, [68.0, 68.1, 67.9], forgotten=1.0) for name in REPLAY]
     better = explicit_pairs([*BETTER, *WORSE])
     assert verdicts(table_claims._explicit_against_penalty(better, "here")) == ["holds"] * 2
-    assert verdicts(table_claims._against_replay({CONDITION: by_method([*BETTER, *replay])}, LOOKS)) == ["holds"] * 2
+    assert verdicts(table_claims._against_replay(EVIDENCE, {CONDITION: by_method([*BETTER, *replay])})) == ["holds"] * 2
     inferior = [row(name, [55.0, 55.1, 54.9], forgotten=9.0) for name in EXPLICIT] + WORSE
     claims = table_claims._explicit_against_penalty(explicit_pairs(inferior), "here")
     assert verdicts(claims) == ["does not hold"] * 2
-    without_replay = table_claims._against_replay({CONDITION: by_method(inferior)}, LOOKS)
+    without_replay = table_claims._against_replay(EVIDENCE, {CONDITION: by_method(inferior)})
     assert verdicts(without_replay) == ["not decided"] * 2
     assert "over 0 of 8 pairs (mlp, 1-epoch, digits)" in without_replay[0].definition
 
@@ -153,7 +154,7 @@ def test_gains_are_compared_between_data_sets_by_seed():
     cifar, flowers = PAPER.conditions()[:2]
     better = [row(name, [80.0, 80.2, 79.8]) for name in EXPLICIT]
     rows = {cifar: by_method([*BETTER, *WORSE]), flowers: by_method([*better, *WORSE])}
-    competitive, more = table_claims._long_streams(PairGroup.of(rows, table_claims.EXPLICIT_PAIRS, LOOKS))
+    competitive, more = table_claims._long_streams(EVIDENCE.pairs(rows, table_claims.EXPLICIT_PAIRS))
     assert (competitive.verdict, more.verdict) == ("does not hold", "holds")
     assert more.ours.startswith("+15.00")
     # 60.0 - 41.3, 59.6 - 57.5, 59.9 - 36.2 and 59.4 - 44.9 on average, less the 1.00 on cifar100
@@ -216,7 +217,7 @@ def test_plain_is_not_inferior_to_ewc_without_the_papers_own_pair():
 
     def claim(rows):
         tables = {condition: by_method(table) for condition, table in rows.items()}
-        return table_claims._plain_against_ewc(PairGroup.of(tables, [("plain", "ewc")], LOOKS), PAPER)
+        return table_claims._plain_against_ewc(EVIDENCE.pairs(tables, [("plain", "ewc")]), PAPER)
 
     inferior = [row("plain", [50.0, 50.1, 49.9]), *WORSE]
     untrained = claim({cifar: inferior})
@@ -230,7 +231,7 @@ def test_plain_is_not_inferior_to_ewc_without_the_papers_own_pair():
 def test_simple_penalties_are_compared_with_the_popular_ones():
     simple = [row(name, [64.0, 64.1, 63.9], forgotten=0.2) for name in ("uniform", "random")]
     rows = {CONDITION: by_method([row("plain", [50.0, 50.1, 49.9], forgotten=9.0), *WORSE, *simple])}
-    assert verdicts(table_claims._against_simple(rows, LOOKS)) == ["holds"] * 3
+    assert verdicts(table_claims._against_simple(EVIDENCE, rows)) == ["holds"] * 3
 
 
 # More seeds
@@ -425,7 +426,7 @@ def test_added_seeds_take_the_backbones_in_turn(fresh_context, monkeypatch):
         "run",
         lambda specs, **_: {s: results.get(s) or Result(s, "finished", "", [1.0], [[9.0]]) for s in specs},
     )
-    extended = ExtendedRows(fresh_context)
+    extended = Evidence(fresh_context, LOOKS)
     (base,) = summarize_seeds(results.values())
     extended.add([(base, 3), (base, 4)])
     assert [run.spec.init for run in extended(base).results] == ["a", "b", "a", "b"]

@@ -8,6 +8,7 @@ from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_paper.claims import layer_claims
 from mooring_paper.claims.claim import claim_on_count
+from mooring_paper.claims.method_pairs import Evidence
 from mooring_paper.claims.sequential_verdict import LookSchedule
 from mooring_paper.context.scale import MINIATURE, REGULARIZERS
 from mooring_paper.context.seed_statistics import mean_difference, summarize_seeds
@@ -15,7 +16,7 @@ from mooring_paper.context.seed_statistics import mean_difference, summarize_see
 
 @pytest.fixture(scope="module")
 def claims(context):
-    return layer_claims.claims(context, LookSchedule((2,)), lambda row: row)
+    return layer_claims.claims(Evidence(context, LookSchedule((2,))))
 
 
 def test_every_claim_has_a_verdict(claims):
@@ -49,6 +50,6 @@ def test_halves_of_the_layers_are_compared_within_a_run():
 
     rows = {name: summarize_seeds(map(run, range(2)))[0] for name in REGULARIZERS}
     rows |= {f"balanced-{name}": row for name, row in rows.items()}
-    deep, *_ = layer_claims._balance({MINIATURE.conditions()[0]: rows}, LookSchedule((2,)))
+    deep, *_ = layer_claims._balance(Evidence(None, LookSchedule((2,))), {MINIATURE.conditions()[0]: rows})
     assert deep.ours.startswith("+0.2050 ")
     assert "over 4 pairs (mlp, 1-epoch, digits)" in deep.definition

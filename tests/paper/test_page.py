@@ -21,10 +21,9 @@ from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import EXPLICIT, PAPER
 from mooring_paper.context.seed_statistics import summarize_seeds
 from mooring_paper.context.target_result import ResultTable, TargetResult
-from mooring_paper.page.difference_notes import difference_lines
 from mooring_paper.page.page_writer import write_page
 from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
-from mooring_paper.page.verdict import verdict_sentences
+from mooring_paper.page.verdict import difference_lines, verdict_sentences
 from mooring_paper.paper_command import _portable_command
 from mooring_paper.published.published_numbers import published
 from mooring_paper.tables import accuracy_tables
@@ -114,7 +113,7 @@ def data_folder(tmp_path):
 def test_summary_gives_models_iterations_time_and_device():
     summary = training_summary([run(), run(seed=1), run(seed=2)])
     assert "3 models were trained (3 finished), 2,100 iterations" in summary
-    assert "1.5 minutes on NVIDIA H200" in summary
+    assert "1 min 30 s on NVIDIA H200" in summary
 
 
 def test_missing_data_sets_are_named(tmp_path, data_folder):

@@ -91,9 +91,9 @@ def test_seeds_take_the_backbones_in_turn(tmp_path):
     specs = [context.spec(condition, "plain", seed, Setting(0.01, None)) for seed in range(4)]
     assert specs[0].init == specs[2].init != specs[1].init == specs[3].init
     assert all(spec.init for spec in specs)
-    [[row]] = accuracy_tables.rows_at_our_settings(context, [condition], ["plain"]).values()
+    [runs] = accuracy_tables.runs_at_our_settings(context, [condition], ["plain"]).values()
     stored = {run.spec.key for run in context.study.results()}
-    assert {run.spec.key for run in row.results} <= stored  # the runs with their backbones
+    assert {run.spec.key for run in runs} <= stored  # the runs with their backbones
 
 
 def test_published_numbers_are_found_by_our_names():

@@ -1,22 +1,19 @@
 """The table of all claims, with more seeds for those that the tables and figures do not decide."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.results import Result
-from mooring_lab.model.spec import RunSpec
-from mooring_lab.model.summary import Row
 from mooring_paper.claims import instability_claims, layer_claims
-from mooring_paper.claims.claim import COLUMNS, Claim, SeedRequest
-from mooring_paper.claims.method_pairs import MethodRows
+from mooring_paper.claims.claim import COLUMNS, Claim
+from mooring_paper.claims.method_pairs import Evidence
 from mooring_paper.claims.sequential_verdict import SEEDS_PER_LOOK, LookSchedule
 from mooring_paper.claims.table_claims import search_claims, table_claims
 from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs
 from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, ROWS, Condition
-from mooring_paper.context.seed_statistics import summarize_seeds
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.published.published_numbers import published_setting
-from mooring_paper.tables.accuracy_tables import SECOND_ROWS, rows_at_our_settings
+from mooring_paper.tables.accuracy_tables import SECOND_ROWS, runs_at_our_settings
 from mooring_paper.tables.grid_search import search, search_conditions
 
 INTERVALS_NOTE = (
@@ -33,38 +30,32 @@ INTERVALS_NOTE = (
 def run(context: PaperContext) -> TargetResult:
     """Test every claim; add seeds to the rows of those that are not decided, until they are or have all seeds."""
     looks = LookSchedule.between(context.scale.seeds, context.scale.max_seeds)
-    extended = ExtendedRows(context)
+    evidence = Evidence(context, looks)
     while True:
-        conditions, second_conditions = context.scale.conditions(), context.scale.second_conditions()
-        main = _by_method(rows_at_our_settings(context, conditions, ROWS), extended)
-        second = _by_method(rows_at_our_settings(context, second_conditions, SECOND_ROWS), extended)
+        main = evidence.rows(runs_at_our_settings(context, context.scale.conditions(), ROWS))
+        second = evidence.rows(runs_at_our_settings(context, context.scale.second_conditions(), SECOND_ROWS))
+        own = Evidence(context, looks).rows(_runs_at_paper_settings(context))  # without the seeds that were added
         groups = {
-            "The explicit step, penalties and replay": table_claims(
-                context.scale, looks, main, second, _rows_at_paper_settings(context)
-            ),
+            "The explicit step, penalties and replay": table_claims(evidence, main, second, own),
             "Hyper-parameters": search_claims(search(context, search_conditions(context.scale))),
-            "Instability": instability_claims.claims(context, looks, extended),
-            "Layers, and the step itself": layer_claims.claims(context, looks, extended),
+            "Instability": instability_claims.claims(evidence),
+            "Layers, and the step itself": layer_claims.claims(evidence),
         }
         claims = [claim for group in groups.values() for claim in group]
         requests = [request for claim in claims for request in claim.wanted]
         if not requests:
             break
-        extended.add(requests)
+        evidence.add(requests)
     tables = [
         ResultTable(name, COLUMNS, [claim.to_row() for claim in group]) for name, group in groups.items() if group
     ]
     rows = [row for table in (main, second) for methods in table.values() for row in methods.values()]
-    results = unique_runs([*(row.results for row in rows), extended.results])
+    results = unique_runs([*(row.results for row in rows), evidence.results])
     return TargetResult("claims", [_seeds_text(looks, claims), INTERVALS_NOTE], tables, results)
 
 
-def _by_method(rows: Mapping[Condition, Sequence[Row]], extend: Callable[[Row], Row] = lambda row: row) -> MethodRows:
-    return {condition: {row.setting.method: extend(row) for row in table} for condition, table in rows.items()}
-
-
-def _rows_at_paper_settings(context: PaperContext) -> MethodRows:
-    """Return the rows of penalties and explicit steps in the first regime that the main table has at those settings."""
+def _runs_at_paper_settings(context: PaperContext) -> dict[Condition, list[Result]]:
+    """Return the runs of penalties and explicit steps in the first regime that the main table has at those settings."""
     scale = context.scale
     specs = {
         condition: [
@@ -76,7 +67,7 @@ def _rows_at_paper_settings(context: PaperContext) -> MethodRows:
         for condition in scale.conditions()
         if condition.regime == scale.regimes[0]
     }
-    return _by_method({condition: summarize_seeds(runs) for condition, runs in context.run_groups(specs).items()})
+    return context.run_groups(specs)
 
 
 def _seeds_text(looks: LookSchedule, claims: Sequence[Claim]) -> str:
@@ -96,37 +87,3 @@ def _seeds_text(looks: LookSchedule, claims: Sequence[Claim]) -> str:
         f"interval is at {confidence}: together they decide a claim whose true difference equals the bound in at most "
         "5 % of cases (Bonferroni)."
     )
-
-
-class ExtendedRows:
-    """The rows to which seeds were added.
-
-    Args:
-        context: trains the added seeds.
-    """
-
-    def __init__(self, context: PaperContext) -> None:
-        self._context = context
-        self._rows: dict[RunSpec, Row] = {}
-
-    def __call__(self, row: Row) -> Row:
-        """Return a row with the seeds that were added to it."""
-        return self._rows.get(row.setting, row)
-
-    @property
-    def results(self) -> list[Result]:
-        """All runs of the rows to which seeds were added."""
-        return [result for row in self._rows.values() for result in row.results]
-
-    def add(self, requests: Sequence[SeedRequest]) -> None:
-        """Train the seeds that rows lack, all rows together.
-
-        Raises:
-            MissingRuns: if the context defers training.
-        """
-        wanted: dict[RunSpec, list[RunSpec]] = {}
-        for row, seeds in requests:
-            specs = [self._context.with_seed(row.results[0].spec, seed) for seed in range(seeds)]
-            wanted[row.setting] = max(specs, wanted.get(row.setting, []), key=len)
-        for setting, results in self._context.run_groups(wanted).items():
-            (self._rows[setting],) = summarize_seeds(results)

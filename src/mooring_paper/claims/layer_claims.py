@@ -1,15 +1,12 @@
 """The claims about layers and the explicit step: the unrolled form, depth, balanced importance and the root."""
 
 import math
-from collections.abc import Callable, Sequence
+from itertools import chain
 
-from mooring_lab.model.summary import Row
 from mooring_paper.claims.claim import Claim, claim_on_count, describe_conditions, list_names
-from mooring_paper.claims.method_pairs import MethodRows, PairGroup
-from mooring_paper.claims.sequential_verdict import LookSchedule
-from mooring_paper.context.paper_context import MethodRuns, PaperContext
-from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, Condition
-from mooring_paper.context.seed_statistics import summarize_seeds
+from mooring_paper.claims.method_pairs import Evidence, MethodRows
+from mooring_paper.context.paper_context import PaperContext
+from mooring_paper.context.scale import EXPLICIT, REGULARIZERS
 from mooring_paper.figures import effective_lr
 from mooring_paper.figures.cka import deep_cka, shallow_cka, train_balanced
 from mooring_paper.figures.importance_by_layer import depth_correlation, relative_to_mean, train_regularizers
@@ -25,24 +22,14 @@ ACCURACY_TOLERANCE = 1.0
 """Points of accuracy within which two forms are comparable."""
 
 
-def claims(context: PaperContext, looks: LookSchedule, extend: Callable[[Row], Row]) -> list[Claim]:
-    """Return the claims; their runs are those of the figures.
-
-    Args:
-        context: trains the runs.
-        looks: the numbers of seeds.
-        extend: returns a row with the seeds that were added to it.
-    """
-    conditions = context.scale.first_conditions()
-    balanced, roots = (_rows(conditions, runs, extend) for runs in (train_balanced(context), train_roots(context)))
-    return [*_unrolled(context), *_depth(context), *_balance(balanced, looks), *_roots(roots, looks)]
-
-
-def _rows(conditions: Sequence[Condition], runs: MethodRuns, extend: Callable[[Row], Row]) -> MethodRows:
-    return {
-        condition: {name: extend(*summarize_seeds(results)) for name, results in runs[condition.data].items()}
-        for condition in conditions
-    }
+def claims(evidence: Evidence) -> list[Claim]:
+    """Return the claims; their runs are those of the figures."""
+    context = evidence.context
+    balanced, roots = (
+        evidence.rows({c: chain(*runs[c.data].values()) for c in context.scale.first_conditions()})
+        for runs in (train_balanced(context), train_roots(context))
+    )
+    return [*_unrolled(context), *_depth(context), *_balance(evidence, balanced), *_roots(evidence, roots)]
 
 
 def _unrolled(context: PaperContext) -> list[Claim]:
@@ -99,9 +86,9 @@ def _depth(context: PaperContext) -> list[Claim]:
     ]
 
 
-def _balance(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
+def _balance(evidence: Evidence, rows: MethodRows) -> list[Claim]:
     same, balanced = (
-        PairGroup.of(rows, [(f"{prefix}{name}", name) for name in REGULARIZERS], looks) for prefix in ("", "balanced-")
+        evidence.pairs(rows, [(f"{prefix}{name}", name) for name in REGULARIZERS]) for prefix in ("", "balanced-")
     )
     return [
         same.mean(
@@ -141,10 +128,10 @@ ROOT_CLAIMS = (
 """Statements, the two roots, and the bounds of their difference in forgetting."""
 
 
-def _roots(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
+def _roots(evidence: Evidence, rows: MethodRows) -> list[Claim]:
     claims = []
     for statement, first, second, low, high in ROOT_CLAIMS:
-        pairs = PairGroup.of(rows, [(f"{name}{ROOTS[first]}", f"{name}{ROOTS[second]}") for name in EXPLICIT], looks)
+        pairs = evidence.pairs(rows, [(f"{name}{ROOTS[first]}", f"{name}{ROOTS[second]}") for name in EXPLICIT])
         papers = "about 1 to 2 in its text" if (first, second) == ("plain ratio", "square root") else "similar"
         measure = f"forgetting of the explicit step, {first} minus {second}"
         claims.append(pairs.mean(statement, measure, "forgetting", papers=papers, low=low, high=high))

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from mooring_lab.model.metrics import Interval
 from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
 from mooring_lab.model.summary import Row
 from mooring_paper.claims.claim import Claim, SeedRequest, describe_conditions, list_names
 from mooring_paper.claims.sequential_verdict import Decision, LookSchedule, Verdict, decide
+from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import Condition
-from mooring_paper.context.seed_statistics import format_difference
+from mooring_paper.context.seed_statistics import format_difference, summarize_seeds
 from mooring_paper.context.target_result import CELL_METRICS
 from mooring_paper.published.published_numbers import published
 
@@ -136,6 +138,59 @@ def decide_pairs(
     return PairsDecision(decision, used(pairs, decision.look), used(minus, decision.look), wanted)
 
 
+class Evidence:
+    """The runs behind claims, with more seeds for rows that do not decide.
+
+    Args:
+        context: the source of the runs.
+        looks: the numbers of seeds at which differences are looked at.
+    """
+
+    def __init__(self, context: PaperContext, looks: LookSchedule) -> None:
+        self.context, self.looks = context, looks
+        self._rows: dict[RunSpec, Row] = {}
+
+    def __call__(self, row: Row) -> Row:
+        """Return a row with the seeds that were added to it."""
+        return self._rows.get(row.setting, row)
+
+    @property
+    def results(self) -> list[Result]:
+        """All runs of the rows to which seeds were added."""
+        return [result for row in self._rows.values() for result in row.results]
+
+    def add(self, requests: Sequence[SeedRequest]) -> None:
+        """Train the seeds that rows lack, all rows together.
+
+        Raises:
+            MissingRuns: if the context defers training.
+        """
+        wanted: dict[RunSpec, list[RunSpec]] = {}
+        for row, seeds in requests:
+            specs = [self.context.with_seed(row.results[0].spec, seed) for seed in range(seeds)]
+            wanted[row.setting] = max(specs, wanted.get(row.setting, []), key=len)
+        for setting, results in self.context.run_groups(wanted).items():
+            (self._rows[setting],) = summarize_seeds(results)
+
+    def rows(self, runs: Mapping[Condition, Iterable[Result]]) -> MethodRows:
+        """Return the rows of runs by condition and method, with the seeds that were added to them."""
+        return {c: {row.setting.method: self(row) for row in summarize_seeds(group)} for c, group in runs.items()}
+
+    def pairs(self, rows: MethodRows, names: Iterable[tuple[str, str]]) -> "PairGroup":
+        """Return pairs of rows with these names under every condition."""
+        pairs, names = [], list(names)
+        for condition, table in rows.items():
+            for first, second in names:
+                both = (table[first], table[second]) if {first, second} <= table.keys() else None
+                pairs.append(MethodPair(condition, (first, second), both))
+        return PairGroup(tuple(pairs), self.looks)
+
+    def row_pairs(self, rows: Iterable[tuple[Condition, Row, Row]]) -> "PairGroup":
+        """Return pairs of rows with the seeds that were added to them."""
+        pairs = (MethodPair(c, (a.label, b.label), (self(a), self(b))) for c, a, b in rows)
+        return PairGroup(tuple(pairs), self.looks)
+
+
 @dataclass(frozen=True)
 class PairGroup:
     """Pairs of methods that claims are about.
@@ -147,16 +202,6 @@ class PairGroup:
 
     pairs: tuple[MethodPair, ...]
     looks: LookSchedule
-
-    @classmethod
-    def of(cls, rows: MethodRows, names: Iterable[tuple[str, str]], looks: LookSchedule) -> "PairGroup":
-        """Return pairs with these names under every condition."""
-        pairs = []
-        for condition, table in rows.items():
-            for first, second in names:
-                both = (table[first], table[second]) if {first, second} <= table.keys() else None
-                pairs.append(MethodPair(condition, (first, second), both))
-        return cls(tuple(pairs), looks)
 
     @property
     def swapped(self) -> "PairGroup":
@@ -196,7 +241,7 @@ class PairGroup:
         return Claim(
             statement,
             f"mean difference in {measure}, is {_describe_bounds(low, high)}; {over}",
-            "; ".join([_describe(tested.decision.difference, spec), *_unfinished(missing)]),
+            "; ".join([describe_gain(tested.decision.difference, spec), *_unfinished(missing)]),
             ", ".join(part for part in (same, papers) if part),
             tested.decision.verdict,
             (tested.seeds,),
@@ -263,7 +308,7 @@ class PairGroup:
             verdict = "holds"
         known = [(test.decision.difference, pair) for test in tests for pair in test.used if test.decision.difference]
         largest = max(known, key=lambda difference_and_pair: difference_and_pair[0].mean, default=None)
-        parts = ["no pair finished" if largest is None else f"at most {_describe(largest[0])}, {largest[1]}"]
+        parts = ["no pair finished" if largest is None else f"at most {describe_gain(largest[0])}, {largest[1]}"]
         parts += _unfinished(missing)
         parts += [f"the paper's own pair, {papers_pair}, was not trained"] if untrained else []
         return Claim(
@@ -277,10 +322,6 @@ class PairGroup:
             tuple(test.seeds for test in tests if test.used),
             _wanted(tests, verdict, blocked=blocked, reachable=lambda difference: difference.mean > low),
         )
-
-    def gain(self, metric: str = "accuracy") -> str:
-        """Return the mean difference over pairs, with its interval, as text."""
-        return _describe(decide_pairs(self.pairs, metric, self.looks).decision.difference)
 
 
 def _wanted(
@@ -313,7 +354,8 @@ def _values_by_seed(row: Row, seeds: int, metric: MetricOfRun) -> dict[int, floa
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def _describe(difference: Interval | None, spec: str = "+.2f") -> str:
+def describe_gain(difference: Interval | None, spec: str = "+.2f") -> str:
+    """Return a difference with its interval, as text."""
     return format_difference(difference, spec) or "nothing to compare"
 
 

@@ -8,8 +8,7 @@ from mooring_lab.model.metrics import SCORE_TOLERANCE
 from mooring_lab.model.results import Result
 from mooring_lab.study.protocol import Choice
 from mooring_paper.claims.claim import Claim, claim_on_count, describe_conditions, list_names
-from mooring_paper.claims.method_pairs import MethodPair, MethodRows, PairGroup
-from mooring_paper.claims.sequential_verdict import LookSchedule
+from mooring_paper.claims.method_pairs import Evidence, MethodPair, MethodRows, PairGroup, decide_pairs, describe_gain
 from mooring_paper.context.scale import EXPLICIT, PAPER, REGULARIZERS, REPLAY, Condition, Regime, Scale
 from mooring_paper.figures.cka import deep_cka
 from mooring_paper.published.published_numbers import Setting, published_setting
@@ -37,18 +36,18 @@ STRENGTH_STEP = 1.1
 
 
 def table_claims(
-    scale: Scale, looks: LookSchedule, main: MethodRows, second: MethodRows, at_paper_settings: MethodRows
+    evidence: Evidence, main: MethodRows, second: MethodRows, at_paper_settings: MethodRows
 ) -> list[Claim]:
     """Return the claims on the tables.
 
     Args:
-        scale: the data sets and regimes.
-        looks: the numbers of seeds.
+        evidence: makes pairs of rows.
         main: rows of the main table, at our settings.
         second: rows of the second network.
         at_paper_settings: rows of the main table at the paper's settings.
     """
-    explicit, own, on_second = (PairGroup.of(rows, EXPLICIT_PAIRS, looks) for rows in (main, at_paper_settings, second))
+    scale = evidence.context.scale
+    explicit, own, on_second = (evidence.pairs(rows, EXPLICIT_PAIRS) for rows in (main, at_paper_settings, second))
     abstract, text = "{} in its abstract, over all of its pairs", "6.2 in its text, over all of its pairs"
     tested = _explicit_against_penalty(explicit, f"with {scale.network}", abstract.format(6.2), abstract.format(4.5))
     tested += [_largest_gain(explicit, own, scale), *_every_pair_gains(explicit)]
@@ -59,10 +58,16 @@ def table_claims(
     for data in scale.streams if len(scale.streams) > 1 else ():
         on_data = explicit.where("data", data)
         tested += _explicit_against_penalty(on_data, f"on {data}")
-    tested += [*_long_streams(explicit), _preserves_deep_layers(explicit)]
-    tested += [*_against_replay(main, looks), *_against_simple(main, looks)]
+    tested += _long_streams(explicit)
+    deep_layers = explicit.mean(
+        "The explicit step preserves the representations of deep layers better than its penalty.",
+        "CKA to the model after the first task, over the deeper half of the layers, explicit step minus penalty",
+        deep_cka,
+        spec="+.4f",
+    )
+    tested += [deep_layers, *_against_replay(evidence, main), *_against_simple(evidence, main)]
     tested += _explicit_against_penalty(on_second, f"with the second network, {scale.second_network}")
-    return [*tested, _plain_against_ewc(PairGroup.of(second, [("plain", "ewc")], looks), scale)]
+    return [*tested, _plain_against_ewc(evidence.pairs(second, [("plain", "ewc")]), scale)]
 
 
 def _explicit_against_penalty(pairs: PairGroup, where: str, accuracy: str = "", forgetting: str = "") -> list[Claim]:
@@ -87,7 +92,8 @@ def _largest_gain(pairs: PairGroup, at_paper_settings: PairGroup, scale: Scale) 
     regime = scale.regimes[0]
     papers = _papers_largest(scale.network, regime, EXPLICIT_PAIRS)
     own = [pair for pair in at_paper_settings.pairs if str(pair) == str(papers)]
-    gap = [f"at the paper's own settings, {pair} gains {PairGroup((pair,), pairs.looks).gain()}" for pair in own]
+    gains = [(pair, decide_pairs([pair], "accuracy", pairs.looks).decision.difference) for pair in own]
+    gap = [f"at the paper's own settings, {pair} gains {describe_gain(gain)}" for pair, gain in gains]
     tables = f", {papers.papers('accuracy'):+.2f} by its tables for {papers}" if papers is not None else ""
     return pairs.where("regime", regime).in_any(
         f"The explicit step gains up to {PAPER_LARGEST_GAIN} points of accuracy in {regime.name}.",
@@ -138,18 +144,9 @@ def _long_streams(pairs: PairGroup) -> list[Claim]:
     return claims
 
 
-def _preserves_deep_layers(pairs: PairGroup) -> Claim:
-    return pairs.mean(
-        "The explicit step preserves the representations of deep layers better than its penalty.",
-        "CKA to the model after the first task, over the deeper half of the layers, explicit step minus penalty",
-        deep_cka,
-        spec="+.4f",
-    )
-
-
-def _against_replay(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
+def _against_replay(evidence: Evidence, rows: MethodRows) -> list[Claim]:
     """Compare the explicit step with replay, which stores old data."""
-    pairs = PairGroup.of(rows, list(product(REPLAY, EXPLICIT)), looks)
+    pairs = evidence.pairs(rows, product(REPLAY, EXPLICIT))
     between = f"each of {list_names(REPLAY)} minus each explicit step"
     return [
         pairs.mean("The explicit step forgets less than replay.", f"forgetting, {between}", "forgetting"),
@@ -157,12 +154,10 @@ def _against_replay(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
     ]
 
 
-def _against_simple(rows: MethodRows, looks: LookSchedule) -> list[Claim]:
+def _against_simple(evidence: Evidence, rows: MethodRows) -> list[Claim]:
     """Compare penalties with plain fine-tuning, and popular definitions of importance with trivial ones."""
-    plain, simple = (
-        PairGroup.of(rows, list(names), looks)
-        for names in (product(["plain"], REGULARIZERS), product(REGULARIZERS, ["uniform", "random"]))
-    )
+    plain = evidence.pairs(rows, product(["plain"], REGULARIZERS))
+    simple = evidence.pairs(rows, product(REGULARIZERS, ["uniform", "random"]))
     popular = f"each of {list_names(REGULARIZERS)}"
     return [
         plain.mean(

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -36,10 +36,16 @@ def metric_values(results: Sequence[Result], name: str) -> list[float]:
     return [result.metrics[name] for result in results]
 
 
+def seed_interval(results: Sequence[Result], name: str) -> Interval | None:
+    """Return the interval of a metric over the seeds that finished; None if none did."""
+    values = [value for value in metric_values(results, name) if math.isfinite(value)]
+    return confidence_interval(values) if values else None
+
+
 def format_mean(results: Sequence[Result], name: str) -> str | None:
     """Return the mean of a metric over the seeds that finished, as text; None if none did."""
-    values = [value for value in metric_values(results, name) if math.isfinite(value)]
-    return str(confidence_interval(values)) if values else None
+    interval = seed_interval(results, name)
+    return None if interval is None else str(interval)
 
 
 def mean_difference(*pairs: tuple[Sequence[float], Sequence[float]]) -> Interval | None:
@@ -70,10 +76,3 @@ def format_difference(difference: Interval | None, spec: str = "+.2f") -> str | 
         ('+2.00 [-0.48, +4.48]', '+1.00')
     """
     return None if difference is None else difference.as_difference(spec)
-
-
-def unfinished_note(data: str, methods: Mapping[str, Sequence[Result]]) -> list[str]:
-    """Return a sentence about the runs that did not finish; empty if all did."""
-    counts = {name: sum(result.status != "finished" for result in runs) for name, runs in methods.items()}
-    parts = ", ".join(f"{count} of {len(methods[name])} with {name}" for name, count in counts.items() if count)
-    return [f"{data}: some seeds did not finish: {parts}."] if parts else []

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean, linear_regression
+from statistics import linear_regression
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mooring_lab.model.metrics import Interval, confidence_interval
+from mooring_lab.model.metrics import confidence_interval
 from mooring_lab.model.results import Result
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.style import INK, LINES, WIDTH
@@ -24,9 +24,9 @@ from mooring_paper.context.seed_statistics import (
     format_mean,
     mean_difference,
     metric_values,
-    unfinished_note,
+    seed_interval,
 )
-from mooring_paper.context.target_result import ResultTable, TargetResult
+from mooring_paper.context.target_result import CELL_METRICS, ResultTable, TargetResult
 from mooring_paper.published.published_numbers import PLAIN_SETTING_NOTE, published
 
 PENALTIES = (*REGULARIZERS, "uniform")
@@ -59,12 +59,12 @@ def run(context: PaperContext) -> TargetResult:
     for condition, runs in trained.items():
         for metric in METRICS:
             rows = [_row(names[init], levels[init], runs, init, metric) for init in levels]
-            rows += _paper_rows(condition, metric)
+            papers = {m: getattr(cell, metric) for m in METHODS if (cell := published(*condition.where, m))}
+            rows += [{"backbone": "the paper's", **papers}] if papers else []
             title = f"{condition.data}: {metric} by backbone"
             tables.append(ResultTable(title, ["backbone", "its accuracy", *METHODS], rows))
         text += [_change(condition.data, levels, runs), *_closest(condition, levels, runs)]
-        by_method = {method: [run for seeds in starts.values() for run in seeds] for method, starts in runs.items()}
-        text += unfinished_note(condition.data, by_method)
+        text += _unfinished(condition.data, runs)
     if any(published(*c.where, "plain") for c in trained):
         text.append(PLAIN_SETTING_NOTE)
     results = unique_runs(seeds for runs in trained.values() for starts in runs.values() for seeds in starts.values())
@@ -107,9 +107,12 @@ def _row(name: str, level: float, runs: LevelRuns, init: str, metric: str) -> di
     return {"backbone": name, "its accuracy": level, **cells}
 
 
-def _paper_rows(condition: Condition, metric: str) -> list[dict[str, Any]]:
-    cells = {method: getattr(cell, metric) for method in METHODS if (cell := published(*condition.where, method))}
-    return [{"backbone": "the paper's", **cells}] if cells else []
+def _unfinished(data: str, runs: LevelRuns) -> list[str]:
+    """Return a sentence about the runs that did not finish; empty if all did."""
+    statuses = {m: [run.status for seeds in starts.values() for run in seeds] for m, starts in runs.items()}
+    counts = {method: len(known) - known.count("finished") for method, known in statuses.items()}
+    parts = ", ".join(f"{count} of {len(statuses[name])} with {name}" for name, count in counts.items() if count)
+    return [f"{data}: some seeds did not finish: {parts}."] if parts else []
 
 
 def _change(data: str, levels: Mapping[str, float], runs: LevelRuns) -> str:
@@ -141,8 +144,8 @@ def _closest(condition: Condition, levels: Mapping[str, float], runs: LevelRuns)
     parts = []
     for method in METHODS:
         cell = published(*condition.where, method)
-        means = {init: [_mean(runs[method][init], metric) for metric in ("accuracy", "forgetting")] for init in levels}
-        known = {init: point for init, point in means.items() if all(map(math.isfinite, point))}
+        means = {init: [seed_interval(runs[method][init], metric) for metric in CELL_METRICS] for init in levels}
+        known = {init: [mean.mean for mean in both if mean] for init, both in means.items() if all(both)}
         if cell is None or not known:
             continue
         distances = {init: math.dist(point, (cell.accuracy, cell.forgetting)) for init, point in known.items()}
@@ -150,11 +153,6 @@ def _closest(condition: Condition, levels: Mapping[str, float], runs: LevelRuns)
         parts.append(f"{method} {levels[nearest]:.1f} % ({distances[nearest]:.1f} points)")
     closest = "accuracy and forgetting come closest to the paper's from the backbone with this accuracy"
     return [f"{condition.data}: {closest} (in brackets: what is left): {', '.join(parts)}."] if parts else []
-
-
-def _mean(results: Sequence[Result], metric: str) -> float:
-    finite = [value for value in metric_values(results, metric) if math.isfinite(value)]
-    return fmean(finite) if finite else math.nan
 
 
 def _draw(
@@ -208,11 +206,9 @@ def _draw_panel(
         penalty = method in PENALTIES
         heights: list[float] = []
         for schedule, marker in zip(dict.fromkeys(schedules.values()), MARKERS, strict=False):
-            points: list[tuple[float, Interval]] = []
-            for init, level in levels.items():
-                finite = [value for value in metric_values(runs[method][init], metric) if math.isfinite(value)]
-                if finite and schedules[init] == schedule:
-                    points.append((level, confidence_interval(finite).within(0, 100)))
+            same = [init for init in levels if schedules[init] == schedule]
+            intervals = [(levels[init], seed_interval(runs[method][init], metric)) for init in same]
+            points = [(level, interval.within(0, 100)) for level, interval in intervals if interval]
             means = [interval.mean for _, interval in points]
             line: Any = {"color": colour, "label": method, "marker": marker, "ms": 2.5}
             panel.plot([x for x, _ in points], means, "--" if penalty else "-", **line)

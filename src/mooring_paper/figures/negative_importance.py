@@ -51,20 +51,27 @@ class SignSweep:
 
 def run(context: PaperContext) -> TargetResult:
     """Measure at which strengths each variant is stable, its accuracy, and how many scores are negative."""
+    sweeps = measure(context)
+    runs = unique_runs(
+        row.results for sweep in sweeps for rows in ([sweep.plain], *sweep.rows.values()) for row in rows
+    )
+    return TargetResult("fig-negative", (), [_table(sweep) for sweep in sweeps], runs, partial(_draw, sweeps))
+
+
+def measure(context: PaperContext) -> list[SignSweep]:
+    """Return the runs of every variant at every strength, on every data set."""
     specs = {}
     for condition in context.scale.first_conditions():
         lr = paper_setting(context.scale, condition, "si").lr
         settings = [("plain", Setting(lr, None))]
         settings += [(name, Setting(lr, strength)) for name in VARIANTS for strength in sorted(context.scale.strengths)]
         specs[condition] = [s for name, setting in settings for s in context.seed_specs(condition, name, setting)]
-    runs = context.run_groups(specs)
     sweeps = []
-    for condition, results in runs.items():
+    for condition, results in context.run_groups(specs).items():
         rows = summarize_seeds(results)
         by_variant = {name: [row for row in rows if row.setting.method == name] for name in VARIANTS}
         sweeps.append(SignSweep(condition, rows[0], by_variant))
-    tables = [_table(sweep) for sweep in sweeps]
-    return TargetResult("fig-negative", (), tables, unique_runs(runs.values()), partial(_draw, sweeps))
+    return sweeps
 
 
 def _negative_counts(row: Row) -> list[int]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from posixpath import commonpath
 
 from matplotlib.axes import Axes
 
@@ -40,9 +40,9 @@ def draw_layer_lines(panel: Axes, lines: Sequence[LayerLine], limits: tuple[floa
     layers = list(dict.fromkeys(layer for line in lines for layer in line.layers))
     low, high = limits
     panel.set_ylim(low, high)
-    prefix = _common_prefix(layers)
-    panel.set_xticks(range(len(layers)), [layer[len(prefix) :] for layer in layers])
-    panel.set_xlabel(f"layer of {prefix.rstrip('.')}" if prefix else "layer")
+    parent = commonpath([layer.rpartition(".")[0].replace(".", "/") for layer in layers]).replace("/", ".")
+    panel.set_xticks(range(len(layers)), [layer.removeprefix(f"{parent}.") for layer in layers])
+    panel.set_xlabel(f"layer of {parent}" if parent else "layer")
     panel.set_xlim(-0.1, len(layers) - 0.9)
     panel.grid(axis="y")
     for index, line in enumerate(lines):
@@ -56,18 +56,6 @@ def draw_layer_lines(panel: Axes, lines: Sequence[LayerLine], limits: tuple[floa
                 bar_x = position + 0.006 * len(layers) * (index - (len(lines) - 1) / 2)
                 panel.vlines(bar_x, value.low, value.high, color=colour, lw=0.8, alpha=0.5)
     panel.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7, labelspacing=0.3, borderaxespad=0)
-
-
-def _common_prefix(layers: Sequence[str]) -> str:
-    """Return what all names start with, up to a dot.
-
-    Example:
-        >>> _common_prefix(["backbone.1", "backbone.12"])
-        'backbone.'
-    """
-    parents = [layer.split(".")[:-1] for layer in layers]
-    common = takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))
-    return "".join(f"{parts[0]}." for parts in common)
 
 
 def draw_stability_marks(panel: Axes, x: Sequence[float], y: float, unstable: Sequence[bool], colour: str) -> None:

@@ -93,11 +93,6 @@ def _violation_percentage(row: Row) -> float:
     return fmean(100 * _violation_count(s) / parameter_count(s) for s in known) if known else 0.0
 
 
-def _min_violations(row: Row) -> int:
-    """Return the violations after the first task of the unstable run with the fewest."""
-    return min(violations_after_first_task(result) for result in row.results if unstable_under_penalty(result))
-
-
 @dataclass(frozen=True)
 class ViolationSweep:
     """A method on a data set over a range of strengths.
@@ -137,6 +132,13 @@ class ViolationSweep:
 
 def run(context: PaperContext) -> TargetResult:
     """Measure violations at each strength, where training becomes unstable, and whether clamping prevents it."""
+    sweeps, runs = measure(context)
+    tables = [table for condition, group in sweeps.items() if group for table in _tables(condition, group)]
+    return TargetResult("fig-violations", (), tables, runs, partial(_draw, sweeps))
+
+
+def measure(context: PaperContext) -> tuple[dict[Condition, list[ViolationSweep]], list[Result]]:
+    """Return the sweeps of each data set, and all runs: also those that showed where the range of a method is."""
     scale = context.scale
     columns = [(condition, method) for condition in scale.first_conditions() for method in REGULARIZERS]
     lrs = {column: paper_setting(scale, *column).lr for column in columns}
@@ -163,9 +165,7 @@ def run(context: PaperContext) -> TargetResult:
         ]
         for condition in scale.first_conditions()
     }
-    tables = [table for condition, group in sweeps.items() if group for table in _tables(condition, group)]
-    results = unique_runs((*probes.values(), *trained.values()))
-    return TargetResult("fig-violations", (), tables, results, partial(_draw, sweeps))
+    return sweeps, unique_runs((*probes.values(), *trained.values()))
 
 
 def _tables(condition: Condition, sweeps: Sequence[ViolationSweep]) -> list[ResultTable]:
@@ -199,6 +199,7 @@ def _tables(condition: Condition, sweeps: Sequence[ViolationSweep]) -> list[Resu
 def _first_unstable_row(sweep: ViolationSweep) -> dict[str, Any]:
     unstable = sweep.first_unstable
     strength = None if unstable is None else unstable.setting.strength or 0
+    broken = [] if unstable is None else [run for run in unstable.results if unstable_under_penalty(run)]
     clamped = [f"{row.setting.strength:g}" for row in sweep.clamped if _broke(row)]
     degraded = sweep.degraded
     return {
@@ -207,7 +208,7 @@ def _first_unstable_row(sweep: ViolationSweep) -> dict[str, Any]:
         "first violation at": f"{sweep.first_violation:.3g}",
         "unstable from": None if strength is None else f"{strength:g}",
         "times the first violation": None if strength is None else f"{strength / sweep.first_violation:.3g}",
-        "violating then": None if unstable is None else _min_violations(unstable),
+        "violating then": min(map(violations_after_first_task, broken), default=None),  # in the run with the fewest
         "paper's violating then": published_violations(sweep.condition.data, sweep.method),
         "fallen from": f"{degraded[0].setting.strength:g}" if degraded else None,
         "parameters": max(parameter_count(s) for row in sweep.rows for s in _known_stability(row)),

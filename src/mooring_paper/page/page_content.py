@@ -10,10 +10,9 @@ from mooring_lab.report.numbers import MISSING
 from mooring_lab.report.picture import Drawing
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.target_result import ResultTable, TargetResult
+from mooring_paper.page import verdict
 from mooring_paper.page.compact_tables import NOT_ALL_SEEDS, changes_table, claims_tables, compact_table, settings_table
-from mooring_paper.page.difference_notes import difference_lines, tested_reasons
 from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
-from mooring_paper.page.verdict import agreement, cells_at, main_settings, verdict_sentences
 from mooring_paper.published.numbering import ITEMS
 from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
 from mooring_paper.targets import TARGETS, lacks_data
@@ -59,31 +58,10 @@ def bullet_list(items: Sequence[str]) -> list[Block]:
     return ["\n".join(f"- {item}" for item in items)] if items else []
 
 
-def titled_tables(tables: Sequence[ResultTable]) -> list[Block]:
-    """Return tables, each below its title."""
-    return [block for table in tables for block in (f"**{table.title}**", table)]
-
-
-def figure_block(drawing: Drawing, file: str, caption: str) -> str:
-    """Return a picture and its caption, which describes it; the title stands in for the picture."""
-    return f"![{drawing.title}]({file})\n\n{caption}".rstrip()
-
-
 def flatten(blocks: Sequence[Block]) -> Iterator[str | ResultTable]:
     """Yield the blocks without folding."""
     for block in blocks:
         yield from flatten(block.blocks) if isinstance(block, FoldedBlock) else (block,)
-
-
-def sentences(blocks: Sequence[Block]) -> list[str]:
-    """Return the paragraphs and list items of blocks.
-
-    Example:
-        >>> sentences(["## Title", "A sentence.", *bullet_list(["one", "two"])])
-        ['A sentence.', 'one', 'two']
-    """
-    texts = [block for block in flatten(blocks) if isinstance(block, str) and not block.startswith(NOT_SENTENCES)]
-    return [line.removeprefix("- ") for text in texts for line in text.splitlines()]
 
 
 Figures = Mapping[str, Mapping[str, Drawing]]
@@ -129,9 +107,10 @@ def page_blocks(
     """
     by_name = {result.name: result for result in results}
     blocks: list[Block] = [MINIATURE_NOTE] if "digits" in context.scale.streams else []
-    blocks += verdict_sentences(results)
-    if "table1" in by_name:
-        blocks += _main_table(by_name["table1"], results)
+    blocks += verdict.verdict_sentences(results)
+    if main := by_name.get("table1"):
+        compared = _compare(main, results, "Table 1, ours and the paper's", verdict.main_settings(main))
+        blocks += ["## Table 1 beside the paper's", *compared] if compared else []
     backbones = backbones_table(context)
     blocks += ["## Details", *_details(results, figures)]
     protocol = bullet_list(protocol_lines(context, results, backbones))
@@ -147,34 +126,31 @@ def page_blocks(
 
 
 def page_findings(blocks: Sequence[Block]) -> TargetResult:
-    """Return every sentence and table of the page as a result, so that `findings.json` has all of its numbers."""
-    return TargetResult(
-        "page", sentences(blocks), [block for block in flatten(blocks) if isinstance(block, ResultTable)]
-    )
+    """Return every sentence and table of the page as a result, so that `findings.json` has all of its numbers.
+
+    Example:
+        >>> page_findings(["## Title", "A sentence.", FoldedBlock("More", bullet_list(["one", "two"]))]).text
+        ['A sentence.', 'one', 'two']
+    """
+    flat = list(flatten(blocks))
+    texts = [block for block in flat if isinstance(block, str) and not block.startswith(NOT_SENTENCES)]
+    sentences = [line.removeprefix("- ") for text in texts for line in text.splitlines()]
+    return TargetResult("page", sentences, [block for block in flat if isinstance(block, ResultTable)])
 
 
-def _main_table(result: TargetResult, results: Sequence[TargetResult]) -> list[Block]:
-    settings = main_settings(result)
-    table = compact_table(result, "Table 1, ours and the paper's", settings)
+def _compare(result: TargetResult, results: Sequence[TargetResult], title: str, settings: str) -> list[Block]:
+    """Return the compact table at some settings, its legend and what differs; nothing if there is no such table."""
+    table = compact_table(result, title, settings)
     if table is None:
         return []
-    blocks: list[Block] = ["## Table 1 beside the paper's", table, LEGEND.format(settings=SETTINGS_IN_WORDS[settings])]
-    if cells_at(result, settings):
-        reasons = tested_reasons(results)
-        lines = difference_lines(result, settings, reasons)
-        blocks += ["## What differs, and why", *([CHANGES_NOTE] if reasons and lines else [])]
-        blocks += bullet_list(lines or [NO_DIFFERENCE])
-    return blocks
-
-
-def _table_at_our_settings(result: TargetResult, results: Sequence[TargetResult]) -> list[Block]:
-    """Return the main table at the settings of our search; nothing if the page begins with it."""
-    table = compact_table(result, "Table 1 at our settings", OUR_SETTINGS)
-    if table is None or main_settings(result) == OUR_SETTINGS:
-        return []
-    lines = difference_lines(result, OUR_SETTINGS, tested_reasons(results)) or [NO_DIFFERENCE]
-    legend = f"{LEGEND.format(settings=SETTINGS_IN_WORDS[OUR_SETTINGS])} {NO_NUMBER_NOTE}"
-    return [table, legend, *bullet_list(lines)]
+    main = settings == verdict.main_settings(result)
+    legend = LEGEND.format(settings=SETTINGS_IN_WORDS[settings]) + ("" if main else f" {NO_NUMBER_NOTE}")
+    if not verdict.cells_at(result, settings):
+        return [table, legend]
+    reasons = verdict.tested_reasons(results)
+    lines = verdict.difference_lines(result, settings, reasons)
+    heading = ["## What differs, and why", *([CHANGES_NOTE] if reasons and lines else [])] if main else []
+    return [table, legend, *heading, *bullet_list(lines or [NO_DIFFERENCE])]
 
 
 def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Block]:
@@ -182,14 +158,14 @@ def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Bloc
     for result in results:
         tables: list[Block] = []
         match result.name:
-            case "table1":
-                tables = _table_at_our_settings(result, results)
+            case "table1" if verdict.main_settings(result) != OUR_SETTINGS:
+                tables = _compare(result, results, "Table 1 at our settings", OUR_SETTINGS)
             case "grids" if (table := settings_table(result)).rows:
                 tables = [SETTINGS_LEGEND, table]
             case "resnet":
                 tables = _second_table(result)
             case "claims":
-                tables = titled_tables(claims_tables(result))
+                tables = [block for table in claims_tables(result) for block in (f"**{table.title}**", table)]
             case "reasons":
                 tables = [changes_table(result)]
         where = ", at the settings of our search" if result.name == "table1" else ""
@@ -199,9 +175,9 @@ def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Bloc
 
 
 def _second_table(result: TargetResult) -> list[Block]:
-    settings = main_settings(result)
-    table, cells = compact_table(result, "The second network", settings), cells_at(result, settings)
-    count = [f"{agreement(cells)} cells agree with the paper."] if cells else []
+    settings = verdict.main_settings(result)
+    table, cells = compact_table(result, "The second network", settings), verdict.cells_at(result, settings)
+    count = [f"{verdict.agreement(cells)} cells agree with the paper."] if cells else []
     return [] if table is None else [*count, table]
 
 
@@ -220,9 +196,10 @@ def _item_table(context: PaperContext) -> ResultTable:
 
 
 def _figure_blocks(drawings: Mapping[str, Drawing]) -> Iterator[str]:
-    """Yield figures, without the sentences that the caption before has: figures of one target are read together."""
+    """Yield figures with their captions, without the sentences of the caption before: they are read together."""
     before = set[str]()
     for file, drawing in drawings.items():
         parts = re.split(r"(?<=\.) ", drawing.caption)
-        yield figure_block(drawing, file, " ".join(part for part in parts if part not in before))
+        caption = " ".join(part for part in parts if part not in before)
+        yield f"![{drawing.title}]({file})\n\n{caption}".rstrip()
         before = set(parts)

@@ -32,9 +32,16 @@ def write_page(results: Sequence[TargetResult], folder: Path, context: PaperCont
     figures = {result.name: _write_figures(result, folder) for result in results}
     blocks = page_blocks(results, context, figures, runs, command=command)
     findings = [
-        *({**result.to_json(), "figures": _texts(figures[result.name])} for result in results),
-        page_findings(blocks).to_json(),
+        {
+            **result.to_json(),
+            "figures": [
+                {"file": file, "title": drawing.title, "caption": drawing.caption, "alt": drawing.alt}
+                for file, drawing in figures[result.name].items()
+            ],
+        }
+        for result in results
     ]
+    findings.append(page_findings(blocks).to_json())
     write_atomically(folder / "runs.json", runs_json(runs, context.streams, context.scale))
     write_atomically(folder / "findings.json", (json.dumps(findings, indent=1) + "\n").encode())
     write_atomically(folder / "index.md", f"# The paper, reproduced\n\n{join_blocks(blocks)}\n".encode())
@@ -51,7 +58,3 @@ def _write_figures(result: TargetResult, folder: Path) -> dict[str, Drawing]:
             write_atomically(folder / f"{image.name}.png", image.png)
             drawings[f"{image.name}.png"] = drawing
     return drawings
-
-
-def _texts(drawings: dict[str, Drawing]) -> list[dict[str, str]]:
-    return [{"file": file, "title": d.title, "caption": d.caption, "alt": d.alt} for file, d in drawings.items()]

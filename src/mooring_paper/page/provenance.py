@@ -9,6 +9,7 @@ from typing import Any
 from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.results import Result
 from mooring_lab.networks.initialization import BackboneWeights
+from mooring_lab.report.narrative import duration
 from mooring_lab.streams.named_datasets import NAMED_DATASETS
 from mooring_lab.study.pretraining import RECIPES, read_metadata
 from mooring_paper.context.paper_context import PaperContext
@@ -35,24 +36,14 @@ def training_summary(runs: Sequence[Result]) -> str:
     times: dict[str, float] = defaultdict(float)
     for result in runs:
         times[str(result.versions.get("device", "an unknown device"))] += result.seconds
-    duration = " and ".join(f"{_format_duration(seconds)} on {device}" for device, seconds in times.items())
+    durations = " and ".join(f"{duration(seconds)} on {device}" for device, seconds in times.items())
     steps = sum(result.steps for result in runs)
     rejected = " Rejected runs were stopped after the first task because their penalty would have extrapolated."
     return (
         f"{len(runs)} models were trained ({outcome or 'none'}), {steps:,} iterations in total. They took "
-        f"{duration or 'no time'}; the time of a fleet is divided among its runs."
+        f"{durations or 'no time'}; the time of a fleet is divided among its runs."
         f"{rejected if statuses['rejected'] else ''}"
     )
-
-
-def _format_duration(seconds: float) -> str:
-    """Return a duration as text.
-
-    Example:
-        >>> _format_duration(12.0), _format_duration(1230.0)
-        ('12 seconds', '20.5 minutes')
-    """
-    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else pluralize(round(seconds), "second")
 
 
 def missing_data_lines(context: PaperContext) -> list[str]:
@@ -102,8 +93,7 @@ def protocol_lines(context: PaperContext, results: Sequence[TargetResult], backb
     scale = context.scale
     names = ", ".join(f"{r.epochs} epoch{'s' if r.epochs > 1 else ''} with batch {r.batch}" for r in scale.regimes)
     facts = {
-        f"regimes ({names})": [(r.epochs, r.batch) for r in scale.regimes]
-        == [(r.epochs, r.batch) for r in PAPER.regimes],
+        f"regimes ({names})": scale.regimes == PAPER.regimes,
         f"grid of {len(scale.lrs)} learning rates and {len(scale.strengths)} strengths": (scale.lrs, scale.strengths)
         == (PAPER.lrs, PAPER.strengths),
         f"search on the first {scale.search_tasks} tasks": scale.search_tasks == PAPER.search_tasks,

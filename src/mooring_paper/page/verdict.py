@@ -1,10 +1,11 @@
-"""The verdict: how many cells of the main table agree with the paper, and how many of its claims hold."""
+"""The verdict: how many cells agree with the paper, why others differ, and how many of its claims hold."""
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from mooring_lab.model.plurals import pluralize
-from mooring_paper.context.scale import EXPLICIT, REGULARIZERS
-from mooring_paper.context.target_result import BOUNDS, PaperCell, TargetResult
+from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, REPLAY, Condition
+from mooring_paper.context.target_result import BOUNDS, CellKey, PaperCell, TargetResult, means_agree
 from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
 
 FAMILIES_OF_THE_TABLE = {
@@ -81,3 +82,88 @@ def _claim_sentences(result: TargetResult) -> list[str]:
     verdicts = [row["verdict"] for table in result.tables for row in table.rows]
     holds, fails, undecided = (verdicts.count(name) for name in ("holds", "does not hold", "not decided"))
     return [f"**Of {len(verdicts)} claims, {holds} hold**, {fails} do not hold, and {undecided} are not decided."]
+
+
+# Why cells differ: one line for all cells with the same reason.
+
+METHOD_GROUPS = (("the penalties", REGULARIZERS), ("the explicit step", EXPLICIT), ("replay", REPLAY))
+"""Names for several methods."""
+
+
+SETTING_EXPLAINS = "explained by the setting: it agrees at the paper's setting"
+NOT_FINISHED = "no seed finished at the paper's setting, so that no change could be tested"
+UNTESTED = "no change was tested under this condition"
+OPPOSITE = "the search: at the paper's setting they differ in the opposite direction"
+NO_EFFECT = "not decided: it agrees at the paper's setting, but the setting has no significant effect"
+
+
+def tested_reasons(results: Sequence[TargetResult]) -> Mapping[CellKey, Sequence[str]] | None:
+    """Return the reasons of the target `reasons`; None if it is not among the results."""
+    return next((result.reasons for result in results if result.name == "reasons"), None)
+
+
+def difference_lines(result: TargetResult, settings: str, reasons: Mapping[CellKey, Sequence[str]] | None) -> list[str]:
+    """Return one line for all cells of a table that differ for the same reason, the most frequent reason first.
+
+    A cell that several changes explain is listed with the change that explains most cells.
+
+    Args:
+        result: the main table.
+        settings: how the titles of the tables to use end.
+        reasons: why cells differ at the paper's settings; None if this was not tested.
+    """
+    at_paper_setting = {cell.key: cell for table in result.tables for cell in table.cells if cell.at_paper_setting}
+    tables = [table for table in result.tables if table.title.endswith(settings)]
+    differing = [cell for table in tables for cell in table.cells if cell.differs]
+    if reasons is None:
+        differ = "differs" if len(differing) == 1 else "differ"
+        untested = f"{pluralize(len(differing), 'cell')} {differ} from the paper; `mooring paper reasons` tests why."
+        return [untested] if differing else []
+    causes = {cell.key: _causes(cell, at_paper_setting.get(cell.key), reasons.get(cell.key)) for cell in differing}
+    frequency = Counter(cause for names in causes.values() for cause in names)
+    groups: dict[str, list[PaperCell]] = defaultdict(list)
+    for cell in differing:
+        groups[max(causes[cell.key], key=lambda name: frequency[name])].append(cell)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    return [f"**{cause[0].upper()}{cause[1:]}** ({pluralize(len(c), 'cell')}): {_members(c)}." for cause, c in ordered]
+
+
+def _members(cells: Sequence[PaperCell]) -> str:
+    """Return the cells by condition and metric, with the range of their differences."""
+    groups: dict[Condition, dict[str, list[PaperCell]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        groups[cell.condition][cell.metric].append(cell)
+    parts = []
+    for condition, by_metric in groups.items():
+        metrics = []
+        for metric, members in by_metric.items():
+            low, high = (f"{bound(cell.difference for cell in members):+.2f}" for bound in (min, max))
+            by = low if low == high else f"{low} to {high}"
+            metrics.append(f"{metric} of {name_methods([cell.method for cell in members])} by {by}")
+        parts.append(f"{condition.regime.name}, {condition.data}: {', '.join(metrics)}")
+    return "; ".join(parts)
+
+
+def name_methods(methods: Sequence[str]) -> str:
+    """Return the names of methods, with one name for a group that is complete.
+
+    Example:
+        >>> name_methods(["plain", "explicit-ewc", "explicit-mas", "explicit-si", "explicit-rwalk", "er"])
+        'plain, er, the explicit step'
+    """
+    complete = [(name, group) for name, group in METHOD_GROUPS if set(group) <= set(methods)]
+    grouped = {method for _, group in complete for method in group}
+    return ", ".join([*(method for method in methods if method not in grouped), *(name for name, _ in complete)])
+
+
+def _causes(cell: PaperCell, at_paper_setting: PaperCell | None, reason: Sequence[str] | None) -> Sequence[str]:
+    """Return why a cell differs; the reason was tested at the paper's setting, and is None if nothing was."""
+    if at_paper_setting is None:
+        return reason or [NOT_FINISHED]
+    other = at_paper_setting.ours
+    if cell.at_paper_setting or other == cell.ours:  # both settings are the same
+        return reason or [UNTESTED]
+    if not at_paper_setting.differs:
+        significant = means_agree(cell.ours, other.mean, other.std, other.count) is False
+        return [SETTING_EXPLAINS if significant else NO_EFFECT]
+    return [OPPOSITE] if at_paper_setting.difference * cell.difference < 0 else reason or [UNTESTED]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.model.summary import Row
 from mooring_paper.context.paper_context import PaperContext, unique_runs
@@ -51,14 +52,14 @@ def _compare(context: PaperContext, name: str, conditions: Sequence[Condition], 
     return TargetResult(name, (), tables, unique_runs(runs.values()))
 
 
-def rows_at_our_settings(
+def runs_at_our_settings(
     context: PaperContext, conditions: Sequence[Condition], methods: Sequence[str]
-) -> dict[Condition, list[Row]]:
-    """Return the rows of the tables, each method at the setting of our search."""
+) -> dict[Condition, list[Result]]:
+    """Return the runs of the tables, each method at the setting of our search."""
     specs = {}
     for condition, settings in _our_settings(context, conditions, (*methods, *CONTROLS)).items():
         specs[condition] = _specs(context, condition, {name: settings[name] for name in methods if name in settings})
-    return {condition: summarize_seeds(runs) for condition, runs in context.run_groups(specs).items()}
+    return context.run_groups(specs)
 
 
 def _our_settings(
