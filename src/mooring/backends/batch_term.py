@@ -1,4 +1,4 @@
-"""Many parameters as one term of a budget: what is diagonal in their eigenbases lies one after the other in vectors."""
+"""Many parameters as one term of a budget, with their displacements and curvatures in two long vectors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class BudgetTerm(ABC):
 
     @property
     def placed_like(self) -> Tensor:
-        """A tensor with the placements over which what is spent is to be added up."""
+        """A tensor whose placements say over which shards to add up what is spent."""
         return self.state.parameter
 
     @abstractmethod
@@ -45,7 +45,7 @@ class BudgetTerm(ABC):
 
 
 class BatchTerm(BudgetTerm):
-    """A term of a budget in whose coordinates the curvature of all its parameters is diagonal.
+    """Many parameters as one term, in coordinates in which their curvature is diagonal.
 
     Args:
         states: the states of the parameters, on one device and of one dtype to compute in.
@@ -77,7 +77,7 @@ class BatchTerm(BudgetTerm):
         """Subtract from the parameters what the pull removes."""
 
     def begin_pull(self) -> None:
-        """Remove nothing so far; then the rule of a removal may run on `tensors`."""
+        """Set what is removed to 0, before the rule of a removal runs on `tensors`."""
         self.removed.zero_()
 
     def tensors(self) -> State:

@@ -96,7 +96,7 @@ class BudgetKernels:
 
 
 def _tensors(term: Term) -> State:
-    """Return what the kernels read; the parameter itself, which is not fusable where it is a DTensor."""
+    """Return the tensors that the kernels read; a DTensor stays one, so that it is refused."""
     if isinstance(term, BatchTerm):
         return term.tensors()
     return {**term.state.pull_tensors(), "theta": term.state.parameter}

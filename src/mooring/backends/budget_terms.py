@@ -80,7 +80,7 @@ def budget_term(state: ParameterState) -> DiagonalTerm | None:
 
 
 def budget_terms(states: Collection[ParameterState]) -> list[BudgetTerm]:
-    """Return the terms of all parameters of which a past is known."""
+    """Return the terms of all parameters that have an importance over past tasks."""
     complete_eigenbases(state.factors for state in states)
     alone = [term for state in states if (term := budget_term(state)) is not None]
     return [*alone, *product_terms(states)]

@@ -243,7 +243,7 @@ def _triton_is_installed() -> bool:
 
 @contextmanager
 def autocast_disabled() -> Iterator[None]:
-    """Return a context, or a decorator of a function, in which `torch.autocast` has no effect.
+    """Return a context, or a decorator, in which `torch.autocast` has no effect.
 
     A training loop may call `optimizer.step()`, `backward()` or `consolidate()` within it. Forward passes belong there,
     but the rules choose their own dtype.

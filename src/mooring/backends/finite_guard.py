@@ -1,4 +1,4 @@
-"""A check of gradients on a GPU that makes nothing wait: bad ones become 0 at once, and the next step raises.
+"""A check of gradients on a GPU without a wait: bad ones become 0 at once, and the next step raises.
 
 A host that waits in each step can no longer queue the next one while the GPU works, which costs more than the check.
 """
@@ -153,7 +153,7 @@ def _by_dtype(tensors: TensorList) -> list[_KnownTensors] | None:
 
 @cache
 def _checking_source(dtype: torch.dtype) -> str:
-    """Return the source of a kernel that sets a flag for every tensor in a table that has a value that is not finite.
+    """Return the source of a kernel that flags the tensors of a table with values that are not finite.
 
     Programs of one tensor may write its flag at the same time, but all write 1.
     """

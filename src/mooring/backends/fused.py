@@ -1,4 +1,4 @@
-"""A rule over all parameters on a GPU in one pass over memory: one generated kernel for all parameters of one kind."""
+"""One generated GPU kernel for all parameters of one kind, in one pass over memory."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass

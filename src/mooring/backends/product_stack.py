@@ -24,13 +24,13 @@ from mooring.state.parameter_state import ParameterState
 
 
 def factors_of(state: ParameterState) -> ProductFactors:
-    """Return the factors of a state of a B."""
+    """Return the curvature factors that the state of a B has."""
     assert isinstance(state.factors, ProductFactors)
     return state.factors
 
 
 def stack_key(state: ParameterState) -> Hashable:
-    """Return what products have in common that are computed together."""
+    """Return the key that products share if they are computed together."""
     factors, a = factors_of(state), _first(state)
     shapes = a.shape, state.parameter.shape, factors.past_inputs.shape, factors.past_outputs.shape
     dtypes = a.dtype, state.parameter.dtype, state.compute_dtype, factors.past_inputs.dtype
@@ -38,7 +38,7 @@ def stack_key(state: ParameterState) -> Hashable:
 
 
 def _first(state: ParameterState) -> Tensor:
-    """Return the A of the product of a B."""
+    """Return the LoRA A matrix paired with this B."""
     assert state.held_with is not None
     return state.held_with.parameter
 
@@ -115,7 +115,7 @@ class ProductStack:
         return self._each(b, lambda factors, own: rows_times(own.mT, _basis(factors)[1].to(own)).mT)
 
     def from_basis(self, d: Tensor) -> Tensor:
-        """Return what `to_basis` was given."""
+        """Return B from its coordinates in the eigenbasis, as it was given to `to_basis`."""
         if self.diagonal:
             return d
         if self.vectors is not None:

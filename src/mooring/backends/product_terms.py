@@ -1,4 +1,4 @@
-"""The terms of low-rank products in a budget: all products of a device together, for their present A quadratic in B."""
+"""Low-rank products as terms of a budget: all products of one device, quadratic in B for their present A."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from operator import is_
@@ -50,7 +50,7 @@ def eigen_of(matrices: Sequence[Tensor]) -> list[Eigen]:
 
 
 class ProductTerm(BatchTerm):
-    """Low-rank products on one device, by the states of their B; displacements are those of B from the minimum.
+    """Low-rank products on one device; the displacements are those of each B from its minimum.
 
     What is spent at the minimum, because A has turned away from the anchor, is the residual; no pull of B changes it.
 
@@ -75,7 +75,7 @@ class ProductTerm(BatchTerm):
         self.update()
 
     def _present(self) -> tuple[list[object], list[object]]:
-        """Return what the term was made from, objects and values; another one is made if any of that is replaced.
+        """Return the objects and values that the term was made from; if one is replaced, a new term is made.
 
         A model may have hundreds of products, so there is no call for each.
         """
@@ -107,7 +107,7 @@ class ProductTerm(BatchTerm):
 
     @property
     def placed_like(self) -> Tensor:
-        """A whole tensor: every rank computes what all products spend, of whole factors."""
+        """A whole tensor, because every rank computes what all products spend."""
         return self.zero
 
     def energy(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Eigenvalues and eigenvectors of the symmetric matrices that factors are, several at once on a GPU."""
+"""Eigenvalues and eigenvectors of factors, which are symmetric matrices, several at once on a GPU."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -102,7 +102,7 @@ class KroneckerFactors:
             self.basis_dtype, self.basis = rounded, None
 
     def select_runs(self, rows: Tensor) -> None:
-        """Keep the runs in these rows, in this order."""
+        """Keep only the runs in these rows, in this order."""
         for name, tensor in self.slots().items():
             setattr(self, name, tensor[rows])
         if self.basis is not None:
@@ -209,7 +209,7 @@ def complete_eigenbases(factors: Iterable[KroneckerFactors | None]) -> None:
 
 
 def update_eigenbases(factors: Iterable[KroneckerFactors]) -> None:
-    """Compute the bases of factors of past tasks, several at once on a GPU; of others there is none."""
+    """Compute the eigenbases of factors that have past tasks, several at once on a GPU."""
     known = [(own, own.matrices()) for own in factors if own.tasks]
     solved = iter(eigenbases([matrix for _, matrices in known for matrix in matrices]))
     for own, matrices in known:
@@ -222,7 +222,7 @@ def _zeros_like(total: Tensor, *, written: bool) -> Tensor:
 
 
 def _add(total: Tensor, added: Tensor | float) -> Tensor:
-    """Add to a total in place, or return a new one if its numbers are one zero."""
+    """Add to a total in place; a total that is one expanded zero is replaced."""
     return (total + added).to(total.dtype) if total.stride(-1) == 0 else total.add_(added)
 
 
@@ -388,7 +388,7 @@ def has_wide_products() -> bool:
 
 
 def float32_product(x: Tensor, y: Tensor) -> Tensor:
-    """Return x @ y in at least float32; of half-precision matrices, for which `sums_in_float32`, exactly so."""
+    """Return x @ y in at least float32; half-precision matrices that `sums_in_float32` are not copied."""
     if x.dtype != y.dtype:
         y = y.to(x.dtype)
     if x.dtype.itemsize > 2:
@@ -430,7 +430,7 @@ def weight_factors(a: Tensor, b: Tensor, blocks: int | None = None, groups: int 
 
 
 def group_rows(rows: Tensor, groups: int) -> Tensor:
-    """Return rows (..., n, features) of all groups as (..., groups, n, features of each).
+    """Return rows (..., n, features) of all groups as (..., groups, n, features per group).
 
     Example:
         >>> group_rows(torch.zeros(5, 6), 3).shape
@@ -440,7 +440,7 @@ def group_rows(rows: Tensor, groups: int) -> Tensor:
 
 
 def squares(rows: Tensor, blocks: int | None = None) -> Tensor:
-    """Return the sum of r r' over rows r, in at least float32; with blocks, those along its diagonal.
+    """Return the sum of r r' over rows r, in at least float32; with blocks, only the blocks along its diagonal.
 
     A wide sum is computed in bands from its diagonal on, and mirrored: five eighths of the products.
     """

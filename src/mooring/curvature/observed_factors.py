@@ -201,7 +201,7 @@ def along_directions(g: Tensor, dtype: torch.dtype, *, transposed: bool = False)
 
 
 def gradient_scales(observed: list[ObservedFactors], gradients: list[Tensor]) -> list[Tensor]:
-    """Return the square of the factor between each gradient that a step uses and that of the backward passes.
+    """Return the squared ratio of each gradient that a step uses to that of the backward passes.
 
     A GradScaler that unscales, and a gradient that is clipped, make it differ from 1. Where a gradient is too close to
     0 for its own factor, that of all of them together is taken.

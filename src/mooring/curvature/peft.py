@@ -22,7 +22,7 @@ def is_tuner(module: nn.Module) -> bool:
 
 
 def prompt_reasons(module: nn.Module) -> dict[Tensor, str]:
-    """Return what holds the virtual tokens of prompt tuning, prefix tuning and their kin; nothing for other modules."""
+    """Return what holds the virtual tokens of prompt tuning and similar adapters; nothing for other modules."""
     classes = {cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("peft.tuners.")}
     return dict.fromkeys(module.parameters(), f"virtual tokens {SUMMARY}") if classes & PROMPTS else {}
 

@@ -125,7 +125,7 @@ class ProductFactors(KroneckerFactors):
         return from_codes(stored, roots) if roots.numel() else stored.to(self.inputs.dtype)
 
     def inherit(self, other: "ProductFactors") -> None:
-        """Take over what is known of past tasks of the same layer; anything but the shapes of another is refused."""
+        """Take over what is known of past tasks of the same layer, if the factors have the same shapes."""
         if other.past_inputs.shape == self.past_inputs.shape and other.past_outputs.shape == self.past_outputs.shape:
             self.store(other.past_factor("inputs").clone(), other.past_factor("outputs").clone())
             self.tasks = other.tasks

@@ -14,7 +14,7 @@ MAX_WINDOWS = 1 << 26
 
 
 def sample_rows(layer: nn.Module, a: Tensor, b: Tensor, places: int | None) -> tuple[Tensor, Tensor, float]:
-    """Return `layer_rows` of at most so many places of each sample, and all places over those; None takes all.
+    """Return `layer_rows` of at most `places` places per sample, and the ratio of all places to those.
 
     Places lie on a regular grid. Its first point is in the middle of a cell, so that borders do not count too much.
 

@@ -1,1 +1,1 @@
-"""Importance and budgets estimated from reference data, without changing the model."""
+"""Reference data: reading and checking it, and the importance and divergences computed from it."""

@@ -1,4 +1,4 @@
-"""The divergence from the likeliest classes and the others as one, for vocabularies whose logits fill the memory.
+"""The divergence over the likeliest classes and all others as one, for vocabularies whose logits fill the memory.
 
 Logits are converted to float32 for some predictions at a time, in the backward pass too, so that neither pass has a
 copy of all of them.
@@ -90,7 +90,7 @@ class _CoarseDivergence(torch.autograd.Function):
 
 
 def _coarse(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits of these classes and last that of the others as one, and that of all classes as one."""
+    """Return the logits of these classes and, last, of the others as one class, and the logit of all classes as one."""
     total = logits.logsumexp(-1, keepdim=True)
     top = logits.gather(-1, classes)
     others = logits.scatter(-1, classes, -torch.inf).logsumexp(-1, keepdim=True)
@@ -108,7 +108,7 @@ def at_least_float32(logits: Tensor) -> Tensor:
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
-    """Yield the rows of each chunk; one that is empty for no rows."""
+    """Yield the rows of each chunk; without rows, one empty chunk."""
     rows = max(1, CHUNK // logits.shape[-1])
     for start in range(0, max(1, len(logits)), rows):
         yield slice(start, start + rows)

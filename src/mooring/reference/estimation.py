@@ -165,7 +165,7 @@ def _mean_dtype(states: MooringState, batches: int | None) -> torch.dtype | None
 
 
 def _check_losses(losses: dict[int, Tensor]) -> None:
-    """Refuse losses that are not finite, by the number of the batch, and forget those that are. Waits for them."""
+    """Refuse losses that are not finite, with the number of the batch, and forget the others; waits for the device."""
     values = torch.stack([*losses.values()]).tolist() if losses else []
     if bad := [number for number, value in zip(losses, values, strict=True) if not math.isfinite(value)]:
         raise NonFiniteError(f"the loss on batch {bad[0]} of the data or reference is not finite; {LEAVE_OUT}")
@@ -174,7 +174,7 @@ def _check_losses(losses: dict[int, Tensor]) -> None:
 
 @contextmanager
 def _name_losses(losses: dict[int, Tensor]) -> Iterator[None]:
-    """Say that the loss is not finite, if that is so, where a gradient is found not to be: it is the cause."""
+    """Name the loss, if it is not finite, instead of the gradient that it made so."""
     try:
         yield
     except NonFiniteError:

@@ -1,4 +1,4 @@
-"""Mixtures of inputs: more places at which a model can be compared with the original one than a small reference has."""
+"""Mixtures of a small reference's inputs: more places at which to compare a model with the original one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

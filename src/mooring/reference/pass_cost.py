@@ -70,7 +70,7 @@ def mostly_frozen(model: nn.Module) -> bool:
 def distillation_schedule(
     model: nn.Module, batches: Sequence[Any], *, normalized: bool = False
 ) -> tuple[list[Any], int]:
-    """Return parts of batches, and the number of steps from one that distils such a part to the next.
+    """Return parts of batches, and after how many steps the next part is distilled.
 
     Batches that cannot be split are distilled whole, in fewer steps.
 

@@ -13,7 +13,7 @@ RESIDENT_PART = 0.005
 
 
 def placed(batches: Sequence[Any], device: torch.device) -> list[Any]:
-    """Return batches from which `to_device` makes nothing wait: on the device, or pinned if they would take too much.
+    """Return batches that `to_device` copies without a wait: on the device, or pinned if they are too large for it.
 
     Example:
         >>> placed([torch.zeros(2)], torch.device("cpu"))

@@ -43,7 +43,7 @@ class RankShare:
             raise MooringError(SHARED_SAMPLES)
 
     def length(self, total: int | None) -> int | None:
-        """Return how many of so many batches this rank reads; None for an unknown number."""
+        """Return how many of `total` batches this rank reads; None if the number is unknown."""
         if total is None:
             return None
         return total // self.world if self.together else len(range(self.rank, total, self.world))

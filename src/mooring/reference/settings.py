@@ -1,4 +1,4 @@
-"""Settings of a model that its forward pass reads, such as the head that it uses, as they were when it was recorded."""
+"""The settings that a model's forward pass reads, such as its present head, recorded and applied again."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -26,7 +26,7 @@ def is_offloaded(state: Anchored) -> bool:
 
 @dataclass
 class _Slot:
-    """Memory on the device that one group of anchors after the other passes through.
+    """A device buffer reused for successive groups of anchors.
 
     Attributes:
         bytes: the memory itself.

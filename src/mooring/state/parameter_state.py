@@ -134,7 +134,7 @@ class ParameterState:
             self.previous = resized_importance(old.previous, old.anchor.shape, rows)
 
     def select_runs(self, rows: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
-        """Keep the runs in these rows, in this order.
+        """Keep only the runs in these rows, in this order.
 
         Args:
             rows: int64, on the device.

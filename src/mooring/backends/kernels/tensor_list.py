@@ -18,7 +18,7 @@ class TensorForm:
 
 
 class TensorList:
-    """Tensors that are other objects in each step, mostly of the same form and often at the same addresses.
+    """Tensors that are new objects in each step, mostly with the form and often with the addresses of the last one.
 
     A model may have thousands of parameters. So addresses and form are read once in a step, when they are needed. Both
     stay the same objects as long as they are equal, so that it is enough to compare identities.
