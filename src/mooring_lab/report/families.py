@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from mooring_lab.methods import METHODS
+from mooring_lab.model.known_methods import VARIANTS
+
 
 @dataclass(frozen=True)
 class Family:
@@ -46,18 +49,15 @@ _METHODS = {
     "merging": ("sfa", "wise-ft", "imm-mean", "imm-mode", "cofima"),
     "outputs": ("lwf",),
     "projection": ("gpm", "nscl", "owm", "ftp", "tpgm"),
-    "replay": ("a-gem", "er", "distil", "der++"),
 }
 _PREFIXES = {
     "plain": "controls",
-    "a-gem": "replay",
-    "er": "replay",
     **{name: name for name in ("clamped", "balanced", "explicit", "proximal", "budget")},
 }
 
 
 def family_of(method: str) -> Family:
-    """Return the family of a method, by its name; "own" for a method of your own.
+    """Return the family of a method, by its name; "replay" for others with a memory, "own" for a method of your own.
 
     Example:
         >>> family_of("balanced-ewc").name, family_of("a-gem-256").name, family_of("mine:METHOD").name
@@ -68,8 +68,10 @@ def family_of(method: str) -> Family:
     for name, methods in _METHODS.items():
         if method in methods:
             return _BY_NAME[name]
+    declared = METHODS.get(method) or VARIANTS.get(method)
+    other = "replay" if declared is not None and declared.memory else "own"
     families = (name for prefix, name in _PREFIXES.items() if method.removeprefix(f"{prefix}-") not in (method, ""))
-    return _BY_NAME[next(families, "own")]
+    return _BY_NAME[next(families, other)]
 
 
 SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
