@@ -16,6 +16,7 @@ from mooring_lab.study.comparison import comparison
 IMPORTANCES = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Uniform, "random": Random}
 SIGNS = {"si-absolute": "absolute", "si-signed": "signed", "si-negative": 0.001}
 CONTROLS = ["plain", "frozen", "frozen-after-first", "joint"]
+REPLAY = ["er", "mir", "a-gem", "der++", "tpgm"]
 REFERENCES = ["distil", "budget-measured", "budget-distil"]
 MATCHED = ["summed-ewc", "clamped-summed-ewc", "laplace-kronecker", "clamped-laplace-kronecker"]
 PROJECTIONS = ["gpm", "nscl", "owm", "ftp", "tpgm"]
@@ -32,6 +33,7 @@ NAMES = [
     *PROJECTIONS,
     "a-gem",
     "er",
+    "mir",
     *REFERENCES,
     *MATCHED,
     "lwf",
@@ -40,7 +42,7 @@ NAMES = [
 
 
 def test_registry_has_exactly_the_documented_methods():
-    assert len(NAMES) == 60
+    assert len(NAMES) == 61
     assert set(METHODS) == set(NAMES)
     assert all(method.name == name for name, method in METHODS.items())
 
@@ -138,8 +140,8 @@ def test_controls_and_replay_have_no_importance():
     assert find_method("plain").plugin is None
     assert [find_method(name).plugin.trained_tasks for name in ("frozen", "frozen-after-first")] == [0, 1]
     assert {name for name, method in METHODS.items() if method.all_tasks} == {"joint"}
-    assert {name for name, method in METHODS.items() if method.memory} == {"er", "a-gem", "der++", "tpgm", *REFERENCES}
-    assert all(find_method(name).memory == 500 for name in ("er", "a-gem", "der++", "tpgm", *REFERENCES))
+    assert {name for name, method in METHODS.items() if method.memory} == {*REPLAY, *REFERENCES}
+    assert all(find_method(name).memory == 500 for name in (*REPLAY, *REFERENCES))
 
 
 def test_methods_with_a_reference_measure_or_distil_or_both():

@@ -18,6 +18,7 @@ FAMILIES = (
     "proximal_steps",
     "projections",
     "replay",
+    "mir",
     "budgets",
     "lwf",
     "der",
