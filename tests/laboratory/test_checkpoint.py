@@ -420,9 +420,8 @@ class Bomb:
 
 def test_checkpoint_is_safetensors_and_nothing_is_unpickled(saved, monkeypatch, tmp_path):
     whole = saved.read_bytes()
-    assert "plugin/records/losses" in json.loads(
-        whole[8 : 8 + int.from_bytes(whole[:8], "little")]
-    )  # length, JSON, bytes
+    index = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])  # length, JSON, bytes
+    assert "plugin/records/losses" in index
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, None)
     for name in ("load", "save"):
