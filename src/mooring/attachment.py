@@ -11,14 +11,17 @@ from mooring.curvature.products import find_products
 from mooring.distributed.dtensor import check_sharding
 from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.mooring import Mooring
-from mooring.optimizers import check_optimizer, unwrap_optimizer
+from mooring.optimizers import check_optimizer, unwrap_optimizer, warn_of_other_budgets
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import check_estimable
-from mooring.rules import Importance, Pull, merges
-from mooring.siblings import warn_of_other_budgets
+from mooring.rules import Budget, Importance, Pull, merges
 from mooring.state.chosen_rules import choose_rules
 from mooring.state.memory import Memory
 from mooring.state.selection import Exclude, check_exclude, module_names, tied_by_exclusion
+
+
+class UnreadReference(list[Any]):
+    """A reference that is not read, because the state that is loaded next stands for it."""
 
 
 def attach(
@@ -69,9 +72,9 @@ def attach(
             their product where importance and pull allow it, such as a `Budget` with a curvature.
         outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
         memory: dtype and device of anchors and importances, `mooring.Memory(...)`. By default anchors have their
-            parameter's dtype, and importances have float32 or that dtype if it is wider. With a reference and
-            `Kronecker()` the default is `Memory(current="none")`: layers are not observed in training, so that a later
-            `consolidate()` needs data. Give `Memory()` to observe them.
+            parameter's dtype, and importances have float32 or that dtype if it is wider. With a reference and a
+            measured budget, or `Kronecker()`, the default is `Memory(current="none")`: training accumulates no
+            importance, so that a later `consolidate()` needs data. Give `Memory()` to accumulate it.
         check_finite: stop before a step whose gradient is not finite. On a GPU that step is taken with a gradient of 0
             and the next one raises, so that the host need not wait; "wait" stops before it there, too.
         reference: data that shows what the model knows, to fine-tune it without forgetting that: batches of (inputs,
@@ -107,50 +110,6 @@ def attach(
         >>> moor.tasks
         1
     """
-    moor = create_mooring(
-        model,
-        optimizer,
-        importance=importance,
-        pull=pull,
-        exclude=exclude,
-        buffers=buffers,
-        merge=merge,
-        adapters=adapters,
-        outputs=outputs,
-        memory=memory,
-        check_finite=check_finite,
-        reference=reference,
-        loss=loss,
-    )
-    if reference is not None:
-        try:
-            moor.consolidate(data=reference, loss=loss, batches=batches, progress=progress)
-        except BaseException:
-            moor.detach()
-            raise
-    return moor
-
-
-def create_mooring(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    importance: str | Importance | None = None,
-    pull: Pull | None = None,
-    exclude: Exclude = (),
-    buffers: Literal["follow", "frozen"] | None = None,
-    merge: str | merges.Merge | None = None,
-    adapters: Literal["product", "parameters"] | Product | None = None,
-    outputs: Callable[[Any], Tensor] | None = None,
-    memory: Memory | None = None,
-    check_finite: bool | Literal["wait"] = True,
-    reference: Data | None = None,
-    loss: Loss | None = None,
-) -> Mooring:
-    """Check the options of `attach` and return the Mooring, without reading the reference.
-
-    A callback that resumes calls this, because the state that it loads next stands for the reference.
-    """
     for value, expected in ((model, nn.Module), (optimizer, torch.optim.Optimizer)):
         if not isinstance(value, expected):
             raise MooringError(
@@ -162,8 +121,9 @@ def create_mooring(
     rules = choose_rules(importance, pull, merge, buffers, adapters, **options)
     if memory is not None and not isinstance(memory, Memory):
         raise MooringError(f"memory={memory!r} is not allowed: give mooring.Memory(...)")
-    if memory is None and reference is not None and rules.importance.by_layer:
-        memory = Memory(current="none")  # with one task after a reference, its factors are not read
+    measured = isinstance(rules.pull, Budget) and rules.pull.measured
+    if memory is None and reference is not None and (measured or rules.importance.by_layer):
+        memory = Memory(current="none")  # with one task after a reference, its importance is not read
     memory = memory or Memory()
     rules.check(memory)
     excluded = check_exclude(model, exclude)
@@ -186,6 +146,12 @@ def create_mooring(
     )
     moor._loss = loss
     warn_of_other_budgets(moor._step)
+    if reference is not None and not isinstance(reference, UnreadReference):
+        try:
+            moor.consolidate(data=reference, loss=loss, batches=batches, progress=progress)
+        except BaseException:
+            moor.detach()
+            raise
     return moor
 
 

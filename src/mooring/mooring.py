@@ -11,39 +11,37 @@ from torch import Tensor, nn
 
 from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
-from mooring.curvature.product_factors import ProductFactors
 from mooring.diagnose import stability
 from mooring.diagnose.coverage import Coverage, find_coverage
-from mooring.diagnose.coverage_watch import CoverageWatch
-from mooring.diagnose.diagnosis import Diagnosis, diagnose, factor_bytes, product_notes
+from mooring.diagnose.diagnosis import Diagnosis, diagnose_states
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
-from mooring.errors import MooringError, warn
+from mooring.errors import MooringError
 from mooring.hold.distillation import weight_control
 from mooring.hold.gauge import Gauge
-from mooring.hold.gauge_state import PREFIX, pack_gauges, unpack_gauges
 from mooring.hold.history import MeasuredPoint
 from mooring.hold.measured_budget import MeasuredBudget
 from mooring.hold.measurement import Measurement
 from mooring.hold.reference_gauges import make_distillation, make_gauge, read_batches
-from mooring.observe.layer_observer import LayerObserver
-from mooring.observe.output_observer import OutputObserver
-from mooring.optimizers import check_optimizer, unwrap_optimizer
+from mooring.optimizers import (
+    ATTACHED,
+    check_optimizer,
+    observers_of_siblings,
+    parameters_of_siblings,
+    unwrap_optimizer,
+)
+from mooring.parts import Parts
+from mooring.persistence import SavedMooring, pack
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import estimate
 from mooring.reference.memory_estimate import check_memory
 from mooring.reference.split import split_batches, split_reference
-from mooring.rules import GradientPull, State
+from mooring.rules import State
 from mooring.rules.pull import check_numbers
-from mooring.siblings import ATTACHED, observers_of_siblings, parameters_of_siblings
 from mooring.state.chosen_rules import Rules
 from mooring.state.consolidation import layer_scales
 from mooring.state.memory import Memory
-from mooring.state.mooring_state import MooringState
-from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
-from mooring.state.state_dict import pack_state, read_header, read_state
-from mooring.step import TrainingStep
 
 
 class Mooring:
@@ -78,10 +76,10 @@ class Mooring:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self._outputs, self._check_finite = outputs, check_finite
+        self._exclude, self._outputs, self._check_finite = exclude, outputs, check_finite
         self._loss: Loss | None = None
         self._handles: list[Any] = []
-        self._adopt(rules, *self._create(rules, exclude, memory))
+        self._adopt(self._create(rules, memory))
         self._hook()
 
     @torch.no_grad()
@@ -165,22 +163,17 @@ class Mooring:
         self._watch.end_task(parameters_of_siblings(self._step))
         self._step.invalidate()
         forgotten: list[Measurement] = []
-        with self._restored_on_error():
+        with self._parts.restored_on_error():
             gauge, recorded = None, list[Gauge]()
-            if data is not None and self._meter is not None:
-                gauge, distilled = self._hold_out(self._meter, data, loss, batches, progress)
-                if not self.steps:  # so that nothing moves from here on
-                    recorded = [gauge, *distilled]
-            elif data is not None:
-                self._estimate_unknown(data, loss, batches, progress)
+            if data is not None:
+                gauge, recorded = self._read_task(data, loss, batches, progress)
             with autocast_disabled():
-                waits = gauge is not None and self._meter is not None and self._meter.pull_is_unused
+                waits = gauge is not None and self._meter.pull_is_unused
                 end = partial(self._end_task, measured_later=gauge is not None)
                 self._states.consolidate(lambda: forgotten.extend(end()), decompose=not waits)
         if self.tasks:
             self._step.norms.consolidate()
-            if self._meter is not None:
-                self._meter.start_task(gauge, recorded)
+            self._meter.start_task(gauge, recorded)
         return forgotten[0] if forgotten else None
 
     def measured(self) -> Measurement:
@@ -201,7 +194,7 @@ class Mooring:
     @property
     def measures(self) -> bool:
         """Whether forgetting is measured, so that `finish()` can keep a budget."""
-        return self.tasks > 0 and self._meter is not None and bool(self._meter.gauges)
+        return self.tasks > 0 and bool(self._meter.gauges)
 
     @property
     def running_forgetting(self) -> float | None:
@@ -209,13 +202,11 @@ class Mooring:
 
         It is the mean over the batches of the gauges, each as it was last measured, so it costs nothing.
         """
-        return None if self._meter is None else self._meter.running_value()
+        return self._meter.running_value()
 
     @property
     def measured_history(self) -> tuple[MeasuredPoint, ...]:
         """What was measured in training: task, step, nats and the budget. `mooring_lab.report` draws it."""
-        if self._meter is None:
-            return ()
         self._meter.settle()
         return tuple(self._meter.history)
 
@@ -352,20 +343,8 @@ class Mooring:
             >>> moor.diagnose().total.diverge
             3
         """
-        records = self._states.records
-        moored = {p: (name, _scores(records[p])) for p, name in self._states.names.items() if p in records}
-        diagnosis = diagnose(
-            self.optimizer,
-            moored,
-            self._strength(strength),
-            clamp=bool(getattr(self.pull, "clamp", False)),
-            importance=self.importance.name,
-            pull=type(self.pull).__name__,
-            extrapolates=isinstance(self.pull, GradientPull),
-        )
-        sizes = factor_bytes(records.values())
-        notes = (*diagnosis.notes, *product_notes(sizes))
-        return replace(diagnosis, notes=notes, coverage=self.coverage(), factor_bytes=sizes)
+        strength = self._strength(strength)
+        return replace(diagnose_states(self._states, self.pull, strength), coverage=self.coverage())
 
     @torch.no_grad()
     def effective_learning_rate(self, i: int, strength: float | None = None) -> State:
@@ -392,21 +371,7 @@ class Mooring:
                 average of the parameters. Leave it out of a state that others get; they then have the estimate alone.
         """
         self._refuse_interrupted()
-        if self._meter is not None:
-            self._meter.settle()
-        header = {**self._states.header(), **self._rules.header()}
-        if self._step.budget:
-            header["spending"] = self._step.budget.state()
-        if self._meter is not None and self._meter.stopped:
-            header["stopped"] = True
-        if self._meter is not None and self._meter.largest_scale is not None:
-            header["largest_scale"] = self._meter.largest_scale
-        tensors: State = {}
-        if gauge and self._meter is not None and self._meter.gauges:
-            header["gauges"], tensors = pack_gauges(self._meter.named_gauges())
-            header["measured"] = self._meter.state()
-            tensors |= self._meter.tensors()
-        return pack_state(self._states.records.values(), self._step.norms.anchors, header) | tensors
+        return pack(self._parts, gauge=gauge)
 
     @torch.no_grad()
     @autocast_disabled()
@@ -416,41 +381,14 @@ class Mooring:
         The importance, pull, merge and buffers that `attach` was not given are those of the state. One that was given
         and differs is warned of; another importance is refused.
         """
-        saved = read_header(state)
-        rules = self._rules.continued(saved)
-        if self._states.products or self._states.products.reasons or "adapters" in saved:
-            rules = rules.with_adapters(saved.get("adapters"))
-        rules.check(self._states.memory)
-        states, step, observers = self._states, self._step, self._observers
-        if rules is not self._rules:
-            states, step, observers = self._create(rules, states.exclude, states.memory)
-        try:
-            own = {key: tensor for key, tensor in state.items() if not key.startswith(PREFIX)}
-            header, records, buffers = read_state(own, states)
-        except BaseException:
-            for observer in observers if observers is not self._observers else ():
-                observer.remove()
-            raise
-        if states is not self._states:
+        saved = SavedMooring(state, self._parts, self._create)
+        if saved.parts is not self._parts:
             hooked = bool(self._handles)
             self.detach()
-            self._adopt(rules, states, step, observers)
+            self._adopt(saved.parts)
             if hooked:
                 self._hook()
-        self._step.reset()
-        self._step.invalidate()
-        self._states.records = records
-        self._states.tasks, self._states.steps = header["tasks"], header["steps"]
-        self._states.remember_names()
-        self._watch.forget_versions()
-        self._states.not_estimated = {*header.get("not_estimated", ())}
-        self._step.norms.load(buffers, self.tasks)
-        if self._step.budget:
-            self._step.budget.load_state(header.get("spending"))
-        if self._meter is not None:
-            self._load_gauges(self._meter, header, state)
-        elif self._step.budget:
-            self._step.budget.limit_to_estimate()
+        saved.load(self._loss, self._outputs)
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with another optimizer of the same model, if each task has its own; the state stays."""
@@ -464,15 +402,14 @@ class Mooring:
         self._step.reset()
         self.optimizer = self._states.optimizer = optimizer
         self._states.refresh()
-        if self._meter is not None:
-            self._meter.follow_optimizer()
+        self._meter.follow_optimizer()
         self._hook()
 
     def detach(self) -> None:
         """Remove every hook from the model and the optimizer; the state stays readable."""
         self._unhook()
         self._step.norms.release()
-        for observer in self._observers:
+        for observer in self._step.observers:
             observer.remove()
 
     def __enter__(self) -> "Mooring":
@@ -493,34 +430,20 @@ class Mooring:
         count, note = len(self._states.trained()), "" if self.tasks else "; nothing held yet: first task"
         norms = f", frozen_norms={frozen}" if (frozen := self._step.norms.frozen) else ""
         if self.tasks and self._step.budget:
-            norms += f", forgetting={'measured' if self._meter is not None and self._meter.gauges else 'estimated'}"
+            norms += f", forgetting={'measured' if self._meter.gauges else 'estimated'}"
         elif self._step.budget:
             note += ", nothing to measure"
         return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{norms}{note})"
 
-    def _create(
-        self, rules: Rules, exclude: tuple[str, ...], memory: Memory
-    ) -> tuple[MooringState, TrainingStep, list[OutputObserver | LayerObserver]]:
-        """Return the table of states, the step and the observers for these rules."""
-        states = MooringState(self.model, self.optimizer, rules.importance, rules.merge, exclude, memory, rules.product)
-        watch = CoverageWatch(states, rules.pull)
-        step = TrainingStep(states, rules.pull, rules.buffers, self._check_finite, self._outputs, watch)
-        return states, step, step.observers
+    def _create(self, rules: Rules, memory: Memory) -> Parts:
+        """Return new parts for these rules and this memory."""
+        options: dict[str, Any] = {"outputs": self._outputs, "check_finite": self._check_finite}
+        return Parts.create(self.model, self.optimizer, rules, memory, exclude=self._exclude, **options)
 
-    def _adopt(
-        self,
-        rules: Rules,
-        states: MooringState,
-        step: TrainingStep,
-        observers: list[OutputObserver | LayerObserver],
-    ) -> None:
-        assert step.watch is not None
-        self._rules, self._states, self._step, self._observers = rules, states, step, observers
-        self._watch = step.watch
-        self.importance, self.pull = rules.importance, rules.pull
-        measures = step.budget is not None and step.budget.budget.measured
-        self._meter = MeasuredBudget(states, step.budget) if measures and step.budget else None
-        step.meter = self._meter
+    def _adopt(self, parts: Parts) -> None:
+        self._parts, self._states, self._step = parts, parts.states, parts.step
+        self._watch, self._meter = parts.watch, parts.meter
+        self.importance, self.pull = parts.rules.importance, parts.rules.pull
 
     def _hook(self) -> None:
         ATTACHED.add(self._step)
@@ -548,7 +471,7 @@ class Mooring:
     ) -> None:
         self._refuse_interrupted()
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
-        observers = [*self._observers, *observers_of_siblings(self._step)]
+        observers = [*self._step.observers, *observers_of_siblings(self._step)]
         estimate(self._states, observers, data, **options, number_of=number_of)
         self._step.invalidate()
 
@@ -557,14 +480,24 @@ class Mooring:
         known = self._states.memory.accumulates or not self.steps
         return known and any(m.count for m in self._states.records.values())
 
-    def _estimate_unknown(self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None) -> None:
-        """Estimate the importance of this task from data; refuse data if the importance is known already."""
+    def _read_task(
+        self, data: Data, loss: Loss | None, batches: int | None, progress: bool | None
+    ) -> tuple[Gauge | None, list[Gauge]]:
+        """Estimate the importance of this task from data if it is unknown, and hold a part out if a budget is measured.
+
+        Returns:
+            The gauge, and what has just stored the present predictions, from which nothing moves without a step.
+        """
+        if isinstance(self._meter, MeasuredBudget):
+            gauge, distilled = self._hold_out(self._meter, data, loss, batches, progress)
+            return gauge, [] if self.steps else [gauge, *distilled]
         if self._importance_is_known():
             raise MooringError(
                 "data has no effect, because this task has an importance and nothing is measured: leave data out, call "
                 "estimate(data) to replace the importance, or measure with pull=Budget(...)"
             )
         self._estimate(data, loss, batches, progress)
+        return None, []
 
     def _hold_out(
         self, meter: MeasuredBudget, data: Data, loss: Loss | None, batches: int | None, progress: bool | None
@@ -603,29 +536,15 @@ class Mooring:
         meter.distillation = meter.distillation.joined(distillation) if meter.distillation else distillation
         return gauge, distillation.references
 
-    @contextmanager
-    def _restored_on_error(self) -> Iterator[None]:
-        """Restore what is known of this task, and what is distilled, if the body fails."""
-        meter = self._meter
-        distillation, largest = (meter.distillation, meter.largest_scale) if meter is not None else (None, None)
-        try:
-            with self._states.restored_on_error():
-                yield
-        except BaseException:
-            if meter is not None:
-                meter.distillation, meter.largest_scale = distillation, largest
-            raise
-
     def _end_task(self, *, measured_later: bool) -> list[Measurement]:
         """Apply what is due at the end of a task, and return what was measured, if anything is.
 
         Args:
             measured_later: whether forgetting of this task will be measured.
         """
-        if self._meter is not None:
-            self._meter.settle()
+        self._meter.settle()
         self._step.end_task()
-        if self._meter is None or not self._meter.gauges or not self.steps:
+        if not isinstance(self._meter, MeasuredBudget) or not self._meter.gauges or not self.steps:
             return []
         forgotten = self._meter.finish()
         if not measured_later:
@@ -638,14 +557,14 @@ class Mooring:
                 "no task was consolidated and no reference was read yet, so nothing is held and nothing can be "
                 "measured: give attach reference=..., or end a task with consolidate(data=...)"
             )
-        if self._meter is not None and self._meter.stopped:
+        if self._meter.stopped:
             raise MooringError(
                 "the model's outputs changed between attach() or consolidate() and the first step, so this Mooring "
                 "measures no more, and forgetting is only estimated, by pull_energy(): load or reset weights before "
                 "attach(reference=...), and give attach the outputs= of the state that you load"
             )
-        if self._meter is None or not self.measures:
-            why = "has no data of a past task" if self._meter is not None else "does not measure"
+        if not isinstance(self._meter, MeasuredBudget) or not self.measures:
+            why = "has no data of a past task" if isinstance(self._meter, MeasuredBudget) else "does not measure"
             raise MooringError(
                 f"this Mooring {why}, so forgetting is only estimated, by pull_energy(): give attach reference=... and "
                 "a Budget(...), or consolidate(data=...)"
@@ -658,21 +577,6 @@ class Mooring:
         meter = self._measuring()
         self._watch.before_finish(parameters_of_siblings(self._step))
         return meter
-
-    def _load_gauges(self, meter: MeasuredBudget, header: dict[str, Any], state: State) -> None:
-        saved = "gauges" in header
-        gauges = unpack_gauges(header["gauges"], state, self._loss, self._outputs) if saved else None
-        if gauges is not None:
-            meter.largest_scale = header.get("largest_scale")
-            meter.load_gauges(gauges, header["measured"], state)
-            return
-        meter.clear()
-        meter.stopped, meter.largest_scale = header.get("stopped", False), header.get("largest_scale")
-        if saved:
-            warn(
-                "the state's budget was measured by a loss, and none is given, so forgetting is only estimated from "
-                "now on: give attach the loss= and the reference= again"
-            )
 
     def _strength(self, strength: float | None) -> float:
         if (given := getattr(self.pull, "strength", None) if strength is None else strength) is None:
@@ -689,12 +593,3 @@ class Mooring:
         if self._step.interrupted:
             raise MooringError("an optimizer step was interrupted half-way: take one whole step first")
         self._step.report_bad_gradients()
-
-
-def _scores(state: ParameterState) -> Tensor:
-    """Return the importance of each weight over past tasks."""
-    if state.is_product_input:
-        assert state.held_with is not None
-        assert isinstance(state.held_with.factors, ProductFactors)
-        return state.held_with.factors.past_diagonal_of_a(state.theta)
-    return state.full(state.previous) if state.factors is None else state.factors.past_diagonal(state.theta)

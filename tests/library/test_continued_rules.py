@@ -59,7 +59,7 @@ def end(model: nn.Module, optimizer: torch.optim.Optimizer, moor: mooring.Moorin
 
 
 MADE = {
-    "reference": lambda: {"reference": reference()},
+    "reference": lambda: {"reference": reference(), "memory": Memory()},
     "kronecker": lambda: {"reference": reference(), "importance": Kronecker(), "memory": Memory()},
     "penalty": lambda: {"importance": "mas", "pull": mooring.Penalty(3.0), "merge": "max", "buffers": "frozen"},
     "balanced": lambda: {"importance": Balanced(mooring.SI(damping=0.3)), "pull": mooring.Interpolation(root=3)},

@@ -359,7 +359,7 @@ def test_parameters_that_were_replaced_under_the_optimizer_are_warned_of(steps):
 def test_training_that_goes_on_unseen_in_the_middle_of_a_task_is_warned_of(how, end):
     model = small()
     optimizer = sgd(model)
-    moor = mooring.attach(model, optimizer, reference=KNOWN)
+    moor = mooring.attach(model, optimizer, reference=KNOWN, memory=mooring.Memory())
     train(model, optimizer, 5)
     if how == "detached":
         moor.detach()
@@ -376,7 +376,7 @@ def test_training_that_goes_on_unseen_in_the_middle_of_a_task_is_warned_of(how, 
 def test_clamped_averaged_and_finished_weights_are_no_unseen_training():
     model = small()
     optimizer = sgd(model)
-    moor = mooring.attach(model, optimizer, reference=KNOWN)
+    moor = mooring.attach(model, optimizer, reference=KNOWN, memory=mooring.Memory())
     for _ in range(20):
         train(model, optimizer, 1)
         with torch.no_grad():

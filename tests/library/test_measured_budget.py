@@ -76,10 +76,13 @@ def test_measured_value_is_the_divergence_on_every_third_batch_of_the_reference(
     assert "forgetting=measured" in repr(moor)
 
 
-KRONECKER = {"importance": Kronecker(), "memory": mooring.Memory()}
+ACCUMULATED = {"memory": mooring.Memory()}
+"""For tasks that end without data."""
+
+KRONECKER = {"importance": Kronecker(), **ACCUMULATED}
 
 
-@pytest.mark.parametrize("options", [{}, KRONECKER], ids=["diagonal", "kronecker"])
+@pytest.mark.parametrize("options", [ACCUMULATED, KRONECKER], ids=["diagonal", "kronecker"])
 @pytest.mark.parametrize("distil", [False, True])
 def test_budget_is_kept_on_the_gauge_at_the_end_of_a_task(options, distil):
     kept = []
@@ -152,7 +155,9 @@ def test_rise_of_a_given_loss_is_measured_and_kept():
     step(regression(1), 10)
     reference = regression(1)
     before = sum(loss(model.eval(), batch).item() for batch in reference[::3]) / 4
-    moor = mooring.attach(model.train(), optimizer, pull=mooring.Budget(0.05), reference=reference, loss=loss)
+    moor = mooring.attach(
+        model.train(), optimizer, pull=mooring.Budget(0.05), reference=reference, loss=loss, memory=mooring.Memory()
+    )
     step(regression(2), 3)
     assert str(moor.consolidate()).endswith("units of the loss on 4 batches")
     assert sum(loss(model.eval(), batch).item() for batch in reference[::3]) / 4 - before <= 0.05 * (1 + 1e-4)
@@ -191,7 +196,7 @@ def run(interrupt=None, kind=None, data=False):
     """Train two tasks after a reference; with `interrupt`, save and load everything at that step."""
     model, optimizer = pretrained()
     optimizer = kind(model.parameters(), lr=0.01) if kind else optimizer
-    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=task(1))
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=task(1), **ACCUMULATED)
     for number, seed in enumerate((2, 3)):
         for step, (x, y) in enumerate(task(seed, 20)):
             if (number, step) == interrupt:
@@ -316,7 +321,7 @@ def test_budget_of_0_holds_the_parameters_beside_adam():
 @pytest.mark.parametrize("distil", [False, None])
 def test_several_past_tasks_are_each_measured(distil):
     model, optimizer = pretrained()
-    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05, distil=distil), reference=task(1))
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05, distil=distil), reference=task(1), **ACCUMULATED)
     train(model, optimizer, task(2), epochs=3)
     moor.consolidate(data=task(2)[:4])
     original = copy.deepcopy(model)
@@ -334,7 +339,7 @@ def test_task_without_data_is_held_by_the_estimate(kind):
     def third_task(**options):
         model, _ = pretrained()
         optimizer = kind(model.parameters(), lr=0.01)
-        moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=task(1))
+        moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=task(1), **ACCUMULATED)
         train(model, optimizer, task(2), epochs=10)
         moor.consolidate(**options)
         second = copy.deepcopy(model)
@@ -354,7 +359,7 @@ def adam_task(moor_options, **ends):
     """Train a first task with Adam, end it by `ends`, and return the model, its optimizer and the Mooring."""
     model, _ = pretrained()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    moor = mooring.attach(model, optimizer, **{"pull": mooring.Budget(0.05), **moor_options})
+    moor = mooring.attach(model, optimizer, **{"pull": mooring.Budget(0.05), **ACCUMULATED, **moor_options})
     train(model, optimizer, task(2), epochs=3)
     moor.consolidate(**ends)
     return model, optimizer, moor
@@ -437,7 +442,7 @@ def test_weight_of_distillation_starts_again_with_the_budget_of_each_task():
         {"data": task(2), "loss": lambda model, batch: model(batch[0]).square().mean()},
     ):
         model, optimizer = pretrained()
-        moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=task(1))
+        moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=task(1), **ACCUMULATED)
         train(model, optimizer, task(2), epochs=3)
         moor.consolidate(**ends)
         assert moor._meter.distillation.weight == pytest.approx(0.1 / 0.05)
@@ -747,3 +752,24 @@ def test_steps_of_a_head_that_old_outputs_do_not_depend_on_distil_nothing(kind, 
     train(model, optimizer, task(2)[:3])
     assert not torch.equal(model.new.weight, before)
     assert moor.measured().nats == 0
+
+
+def test_training_after_a_reference_accumulates_nothing_and_a_second_task_needs_data():
+    results = []
+    for options in ({}, ACCUMULATED):
+        model, _ = pretrained()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        moor = mooring.attach(model, optimizer, reference=task(1), **options)
+        train(model, optimizer, task(2), epochs=2)
+        assert any(bool(score.any()) for score in moor.current.values()) == bool(options)
+        assert moor.needs_data == (not options)
+        moor.finish()
+        results.append(moor)
+    check_equal("finished", results[0].model.state_dict(), results[1].model.state_dict())
+    unaccumulated, accumulated = results
+    with pytest.raises(MooringError, match=r"this task has no importance.*give consolidate\(data=...\)") as error:
+        unaccumulated.consolidate()
+    assert "\n" not in str(error.value)
+    unaccumulated.consolidate(data=task(2))
+    accumulated.consolidate()
+    assert [moor.tasks for moor in results] == [2, 2]

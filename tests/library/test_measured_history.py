@@ -21,7 +21,8 @@ def moored():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), reference=batches(1, 6), progress=False)
+    options = {"reference": batches(1, 6), "memory": mooring.Memory(), "progress": False}
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.05), **options)
     return model, optimizer, moor
 
 

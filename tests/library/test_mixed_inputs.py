@@ -95,7 +95,7 @@ def test_mixtures_are_distilled_after_the_inputs_themselves(distil):
 def run(interrupt=None):
     """Train after a reference; save and load everything at step `interrupt`, when mixtures are distilled."""
     model, optimizer = make_model()
-    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.01), reference=batches_of(1))
+    moor = mooring.attach(model, optimizer, pull=mooring.Budget(0.01), reference=batches_of(1), memory=mooring.Memory())
     for step, (x, y) in enumerate(batches_of(2, 20)):
         if step == interrupt:
             saved = [copy.deepcopy(part.state_dict()) for part in (model, optimizer, moor)]

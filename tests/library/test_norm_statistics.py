@@ -129,7 +129,7 @@ def test_excluded_layers_and_layers_without_statistics_follow_the_data() -> None
 
 @pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 def test_layer_added_later_is_frozen_at_the_next_consolidation() -> None:
-    model, optimizer, moor = small()
+    model, optimizer, moor = small(memory=mooring.Memory())
     model.insert(0, nn.BatchNorm1d(3))
     optimizer.add_param_group({"params": list(model[0].parameters())})
     before = statistics(model)

@@ -11,8 +11,9 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import mooring
 from mooring.errors import MooringError
-from mooring.observe.factor_accumulation import NOT_EXPLAINED, NOT_OBSERVED
+from mooring.observe.factor_accumulation import NOT_EXPLAINED
 from mooring.rules import EWC, Balanced, Kronecker
+from mooring.state.mooring_state import NOT_OBSERVED
 
 F64 = torch.float64
 INPUTS = 5

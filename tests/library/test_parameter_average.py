@@ -30,7 +30,7 @@ def moored(pull=None, kind=torch.optim.AdamW, dtype=torch.float32, **options):
     model = TwoHeads(SIZE, CLASSES).to(dtype)
     optimizer = kind(model.parameters(), lr=0.02)
     reference = [(x.to(dtype), y) for x, y in task(1, 9)]
-    pull = pull or mooring.Budget(1.0, average=True)
+    pull, options = pull or mooring.Budget(1.0, average=True), {"memory": mooring.Memory(), **options}
     moor = mooring.attach(model, optimizer, pull=pull, reference=reference, exclude="new", **options)
     model.head = "new"
     return model, optimizer, moor

@@ -13,7 +13,9 @@ from mooring.diagnose import stability
 from mooring.diagnose.coverage import Coverage
 from mooring.diagnose.stability import Verdicts
 from mooring.distributed.dtensor import reduce_over_shards
+from mooring.rules import GradientPull, Pull
 from mooring.rules.pull import Number
+from mooring.state.mooring_state import MooringState
 from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
 
@@ -174,6 +176,32 @@ def diagnose(
     )
     notes = _notes(diagnosis, optimizer, "" if extrapolates else pull)
     return replace(diagnosis, notes=tuple(notes), advice=tuple(_advice(diagnosis, importance)))
+
+
+def diagnose_states(states: MooringState, pull: Pull, strength: float) -> Diagnosis:
+    """Return the diagnosis of a Mooring; of a layer with Kronecker factors the importance is their diagonal."""
+    records = states.records
+    moored = {p: (name, _scores(records[p])) for p, name in states.names.items() if p in records}
+    diagnosis = diagnose(
+        states.optimizer,
+        moored,
+        strength,
+        clamp=bool(getattr(pull, "clamp", False)),
+        importance=states.importance.name,
+        pull=type(pull).__name__,
+        extrapolates=isinstance(pull, GradientPull),
+    )
+    sizes = factor_bytes(records.values())
+    return replace(diagnosis, notes=(*diagnosis.notes, *product_notes(sizes)), factor_bytes=sizes)
+
+
+def _scores(state: ParameterState) -> Tensor:
+    """Return the importance of each weight over past tasks."""
+    if state.is_product_input:
+        assert state.held_with is not None
+        assert isinstance(state.held_with.factors, ProductFactors)
+        return state.held_with.factors.past_diagonal_of_a(state.theta)
+    return state.full(state.previous) if state.factors is None else state.factors.past_diagonal(state.theta)
 
 
 def _numbers(

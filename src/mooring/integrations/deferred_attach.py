@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mooring.attachment import attach, create_mooring
+from mooring.attachment import UnreadReference, attach
 from mooring.distributed.collectives import rank
 from mooring.distributed.dtensor import gathered
 from mooring.errors import MooringError, unknown, warn
@@ -87,11 +87,9 @@ class DeferredAttach:
                 self._state = before.state_dict()
             before.detach()
         has_state = resumes or self._state is not None
-        if has_state:
-            unread = {k: v for k, v in self.options.items() if k not in ("batches", "progress")}
-            moor = create_mooring(model, optimizer, **unread)
-        else:
-            moor = attach(model, optimizer, **self.options | ({} if reference is None else {"reference": reference}))
+        if has_state and self.options.get("reference") is not None:
+            reference = UnreadReference()
+        moor = attach(model, optimizer, **self.options | ({} if reference is None else {"reference": reference}))
         if self._state is not None:
             try:
                 moor.load_state_dict(self._state)

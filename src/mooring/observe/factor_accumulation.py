@@ -7,10 +7,9 @@ from torch import Tensor
 
 from mooring.curvature.observed_factors import ObservedFactors, along_directions, gradient_scales, is_explained
 from mooring.distributed.dtensor import gathered, to_dtensor
-from mooring.state.mooring_state import MooringState
+from mooring.state.mooring_state import NOT_OBSERVED, MooringState
 from mooring.state.parameter_state import ParameterState
 
-NOT_OBSERVED = "no call of its layer was observed: call the layer itself, layer(x), and attach before torch.compile"
 NOT_EXPLAINED = "the calls of its layer do not account for its gradient: its weight is read or changed elsewhere"
 
 

@@ -44,6 +44,9 @@ NOT_TRAINED = "did not train before the last task was consolidated"
 NOT_ESTIMATED = "did not train when importance was estimated"
 """Why nothing holds a parameter whose state begins after a task was consolidated."""
 
+NOT_OBSERVED = "no call of its layer was observed: call the layer itself, layer(x), and attach before torch.compile"
+"""Why a layer has no factors."""
+
 ONE_GRAPH = "is held by its own value, because torch.compile(fullgraph=True) does not allow to observe its layer"
 
 PRODUCT_EVERY = 64
@@ -396,6 +399,13 @@ class MooringState:
         self.steps = 0
         self.remember_names()
 
+    def continue_from(self, records: dict[Tensor, ParameterState], header: dict[str, Any]) -> None:
+        """Continue from a saved state that was read."""
+        self.records = records
+        self.tasks, self.steps = header["tasks"], header["steps"]
+        self.remember_names()
+        self.not_estimated = {*header.get("not_estimated", ())}
+
     def remember_names(self) -> None:
         """Remember which parameters there are at the end of a task, and which of them have a state."""
         recorded = {state.name for state in self.records.values()}
@@ -424,16 +434,16 @@ class MooringState:
         """Whether the end of the present task needs data, because no importance of it is kept."""
         if not self.importance.merges or self.memory.accumulates:
             return False
-        return any(state.count and not state.knows_task for state in self.records.values())
+        trained = (s for s in self.records.values() if s.count and s.unheld_reason != NOT_OBSERVED)
+        return any(not state.knows_task for state in trained)
 
     def _check_current_is_kept(self) -> None:
         """Refuse to end a task of which nothing was kept, or whose scores a narrow dtype lost."""
         self._check_narrow_scores()
         if self.needs_data:
             raise MooringError(
-                'this task has no importance, because Memory(current="none"), the default of Kronecker() with a '
-                "reference, keeps nothing during training: give consolidate(data=...) some of its data, or "
-                "attach(memory=Memory()) before it"
+                'this task has no importance, because Memory(current="none"), the default with a reference, keeps '
+                "nothing in training: give consolidate(data=...) some of its data, or attach(memory=Memory()) before it"
             )
 
     def _check_narrow_scores(self) -> None:

@@ -308,7 +308,7 @@ def test_reference_that_never_reaches_a_layer_is_warned_of():
 def test_rank_zero_is_left_alone():
     model = adapted_net(rank=0)
     model.append(nn.Linear(3, 3))
-    optimizer, moor = moored(model, pull=mooring.Budget(0.01))
+    optimizer, moor = moored(model, pull=mooring.Budget(0.01), memory=mooring.Memory())
     train(model, optimizer, batches(5, seed=5))
     assert moor.pull_energy() <= 0.01 * (1 + 1e-5)
     assert "0.down, 0.up, 2.down, 2.up: is empty: its product has rank 0 and adds nothing" in str(moor.coverage())
@@ -347,7 +347,7 @@ def test_factors_that_do_not_fit_are_refused_in_one_line():
 def test_state_resumes_bit_for_bit():
     def run(interrupted):
         model = adapted_net()
-        optimizer, moor = moored(model, pull=mooring.Budget(0.01))
+        optimizer, moor = moored(model, pull=mooring.Budget(0.01), memory=mooring.Memory())
         train(model, optimizer, batches(20, seed=5))
         moor.consolidate()
         train(model, optimizer, batches(5, seed=6))
@@ -418,7 +418,7 @@ def test_default_budget_is_smaller_for_adapters():
 
 def test_diagnosis_states_the_memory_of_the_factors():
     model = adapted_net()
-    optimizer, moor = moored(model)
+    optimizer, moor = moored(model, memory=mooring.Memory())
     first, second = 4 * (4 * 4 + 6 * 6), 4 * (6 * 6 + 3 * 3)  # C and G
     assert moor.diagnose(1.0).factor_bytes == {"0": first, "2": second}
     moor.pull_energy()  # which reads the eigenvectors of G, so that they are computed
@@ -431,7 +431,7 @@ def test_diagnosis_states_the_memory_of_the_factors():
 
 def test_training_observes_few_iterations():
     model = adapted_net()
-    optimizer, moor = moored(model)
+    optimizer, moor = moored(model, memory=mooring.Memory())
     seen = [batches(130, seed=5)[index] for index in (0, 1, 2, 4, 8, 16, 32, 64, 128)]
     train(model, optimizer, batches(130, seed=5))
     inputs = sum(x.T @ x / len(x) for x, _ in seen)

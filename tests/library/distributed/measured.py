@@ -49,7 +49,7 @@ def budget(name: str) -> mooring.Budget:
 
 
 def options(name: str) -> dict:
-    return {"importance": Kronecker(), "memory": mooring.Memory()} if name == "kronecker" else {}
+    return {"memory": mooring.Memory(), **({"importance": Kronecker()} if name == "kronecker" else {})}
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, world: int) -> None:

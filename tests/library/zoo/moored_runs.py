@@ -51,6 +51,7 @@ class MooredRun:
             exclude: the excluded names of each part.
             options: those of `mooring.attach`, with an importance.
         """
+        options = {"memory": mooring.Memory(), **options}
         if "reference" in options:
             options["loss"] = self.zoo.loss
         if getattr(options["importance"], "watches", "") == "outputs":

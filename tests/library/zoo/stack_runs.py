@@ -228,7 +228,8 @@ def run_accelerate(folder: Path, reference: Any, resume: bool) -> End:
     accelerator = Accelerator(cpu=True)
     model = network()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.05))
-    moor = mooring.attach(model, optimizer, **({} if reference is None or resume else {"reference": reference}))
+    options = {} if reference is None or resume else {"reference": reference}
+    moor = mooring.attach(model, optimizer, memory=mooring.Memory(), **options)
     accelerator.register_for_checkpointing(moor)
 
     def train(xs: list[torch.Tensor]) -> None:

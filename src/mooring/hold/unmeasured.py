@@ -1,0 +1,30 @@
+"""The meter of a Mooring without a measured budget: it measures nothing, distils nothing and keeps nothing."""
+
+from collections.abc import Collection, Sequence
+
+from mooring.hold.gauge import Gauge
+from mooring.hold.history import MeasuredPoint
+
+
+class Unmeasured:
+    """A meter that measures nothing; the attributes and methods are those of `MeasuredBudget` that a Mooring reads."""
+
+    gauges: Sequence[Gauge] = ()
+    history: Sequence[MeasuredPoint] = ()
+    distillation = None
+    largest_scale: float | None = None
+    stopped = False
+    pull_is_unused = False
+
+    def settle(self) -> None:
+        """Wait for nothing."""
+
+    def follow_optimizer(self) -> None:
+        """Distil nothing with another optimizer either."""
+
+    def start_task(self, gauge: Gauge | None = None, recorded: Collection[Gauge] = ()) -> None:
+        """Store no predictions."""
+
+    def running_value(self) -> float | None:
+        """Return None: nothing was measured."""
+        return None
