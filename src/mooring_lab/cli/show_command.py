@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-StudyFile = Annotated[Path | None, typer.Argument(help="The study; mooring.sqlite by default.", metavar="FILE")]
-StudyOption = Annotated[Path | None, option("The same as FILE, spelled as in `mooring compare`.", metavar="FILE")]
+StudyFile = Annotated[Path, typer.Argument(help="The study.", metavar="FILE")]
 DEFAULT_STUDY = Path("mooring.sqlite")
 
 
@@ -39,8 +38,7 @@ def _without_gc(command: Callable[P, None]) -> Callable[P, None]:
 
 @_without_gc
 def show(
-    file: StudyFile = None,
-    study: StudyOption = None,
+    file: StudyFile = DEFAULT_STUDY,
     baseline: Baseline = None,
     runs: Annotated[bool, option("With --json, add every run with its full record.", "--runs")] = False,
     json: AsJson = False,
@@ -52,15 +50,15 @@ def show(
     from mooring_lab.model.metric_definitions import DEFINITIONS
     from mooring_lab.model.summary import summarize
 
-    path, form = _study_path(file, study), check_format(format, json)
-    store, results = _read(path)
+    form = check_format(format, json)
+    store, results = _read(file)
     baseline = choose_baseline(baseline, [result.spec.method for result in results])
     rows = summarize(results, baseline)
     if form != "json":
         print_rows(rows, baseline, form)
         return
     described = {name: str(definition) for name, definition in DEFINITIONS.items()}
-    content: dict[str, Any] = {"study": str(path), "commands": store.commands(), "metrics": described}
+    content: dict[str, Any] = {"study": str(file), "commands": store.commands(), "metrics": described}
     content["rows"] = [row.to_json() for row in rows]
     if runs:
         content["runs"] = [{"key": result.spec.key, **result.to_json()} for result in results]
@@ -69,8 +67,7 @@ def show(
 
 @_without_gc
 def report(
-    file: StudyFile = None,
-    study: StudyOption = None,
+    file: StudyFile = DEFAULT_STUDY,
     to: Annotated[Path | None, option("The folder to write.", "--to", "--out", metavar="DIR")] = None,
     baseline: Baseline = None,
     title: Annotated[str | None, option("The title of the page; by default its methods and streams.")] = None,
@@ -81,20 +78,12 @@ def report(
     from mooring_lab.cli.terminal_tables import as_json
     from mooring_lab.report import write_report
 
-    path = _study_path(file, study)
-    store, results = _read(path)
+    store, results = _read(file)
     baseline = choose_baseline(baseline, [result.spec.method for result in results])
-    folder = to or path.with_name(f"{path.stem}-report")
+    folder = to or file.with_name(f"{file.stem}-report")
     commands = "\n".join(dict.fromkeys(store.commands()))
     page = write_report(results, folder, title=title, command=commands, baseline=baseline)
     typer.echo(as_json({"page": str(page), "runs": len(results)}) if json else f"page: {page}")
-
-
-def _study_path(file: Path | None, study: Path | None) -> Path:
-    """Return the study that was given by position or by option."""
-    if file is not None and study is not None and file != study:
-        raise MooringError(f"two studies were given, {file} and --study {study}: leave one of them out")
-    return file or study or DEFAULT_STUDY
 
 
 def _read(path: Path) -> tuple[Store, list[Result]]:

@@ -45,32 +45,32 @@ def draw_importance(section: Section, layout: FigureLayout = WIDE) -> Drawing | 
 
 def draw_cka(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     """Draw the CKA by layer with the model after the first task."""
-    layers, values = _collect(section, "cka")
-    if not values:
-        return None
-    return Drawing(
-        "cka",
-        "Similarity to the model after the first task, by layer",
+    caption = (
         "Debiased linear CKA between the representations of the final model and of the model after the first task; "
-        "1 if the representation did not change. Mean over seeds.",
-        f"Line charts by family: CKA of {len(layers)} layers for {len(values)} methods.",
-        _draw(section, layout, layers, values, "CKA"),
+        "1 if the representation did not change. Mean over seeds."
+    )
+    return _draw_measure(
+        section, layout, "cka", "Similarity to the model after the first task, by layer", caption, "CKA"
     )
 
 
 def draw_drift(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     """Draw the parameter drift by layer since the first task."""
-    layers, values = _collect(section, "drift")
+    caption = (
+        "Distance that the parameters of each layer moved after the first task, relative to their norm then. Mean over "
+        "seeds."
+    )
+    return _draw_measure(section, layout, "drift", "Parameter drift by layer", caption, "relative drift")
+
+
+def _draw_measure(
+    section: Section, layout: FigureLayout, name: str, title: str, caption: str, ylabel: str
+) -> Drawing | None:
+    layers, values = _collect(section, name)
     if not values:
         return None
-    return Drawing(
-        "drift",
-        "Parameter drift by layer",
-        "Distance that the parameters of each layer moved after the first task, relative to their norm then. Mean over "
-        "seeds.",
-        f"Line charts by family: relative drift of {len(layers)} layers for {len(values)} methods.",
-        _draw(section, layout, layers, values, "relative drift"),
-    )
+    alt = f"Line charts by family: {ylabel} of {len(layers)} layers for {len(values)} methods."
+    return Drawing(name, title, caption, alt, _draw(section, layout, layers, values, ylabel))
 
 
 def _collect(section: Section, measure: str) -> tuple[list[str], dict[Entry, Array]]:

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from mooring_lab.model.metric_definitions import DEFINITIONS, NOTATION
 from mooring_lab.model.results import Result
 from mooring_lab.report.downloads import downloads
 from mooring_lab.report.narrative import compared, duration, headline, outcome, ranges
@@ -50,6 +51,8 @@ def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str | Non
         baseline=next((section.baseline for section, _ in parts), None),
         provenance=_provenance(results),
         terms=_terms(shown, results),
+        definitions=DEFINITIONS,
+        notation=NOTATION,
         downloads=downloads([section for section, _ in parts]),
     )
     return standalone_page(Markup(body), title=title, generator=GENERATOR, script=_asset("page.js"))

@@ -1,5 +1,6 @@
 """Fetching of a named data set from the Hub: resumed after an interruption, verified, and complete or absent."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -16,11 +17,6 @@ from mooring.errors import MooringError
 from mooring_lab.streams.download import Retry, download
 from mooring_lab.streams.named_datasets import NamedDataset, default_folder
 from mooring_lab.streams.progress_callback import ProgressCallback, throttled
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing prevents two fetches at once
-    fcntl = None  # type: ignore[assignment]
 
 MANIFEST = "manifest.json"
 HUB = "https://huggingface.co"
@@ -200,10 +196,9 @@ def _locked(partial: Path) -> Iterator[TextIO]:
     except OSError as error:
         raise MooringError(f"cannot write {partial} ({error.strerror}): give another folder with --to") from error
     with opened:
-        if fcntl is not None:
-            try:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
-            except OSError as error:
-                raise MooringError(f"{partial} is being fetched by another process: wait for it") from error
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
+        except OSError as error:
+            raise MooringError(f"{partial} is being fetched by another process: wait for it") from error
         opened.truncate(0)
         yield opened

@@ -120,16 +120,6 @@ def add_results(path: str, **accuracies: list[float]) -> None:
     Store(path).add([result for row in rows_of(accuracies) for result in row.results])
 
 
-def test_show_takes_the_study_by_position_or_by_option(run):
-    add_results("mine.sqlite", plain=[80.0])
-    assert (
-        run("show", "--study", "mine.sqlite")
-        == run("show", "mine.sqlite")
-        == run("show", "mine.sqlite", "--study", "mine.sqlite")
-    )
-    assert main(["show", "mine.sqlite", "--study", "other.sqlite"]) == 2
-
-
 def test_differences_are_against_plain_unless_another_or_none_is_asked_for(run):
     add_results("mooring.sqlite", plain=[80.0, 81.0], ewc=[90.0, 93.0])
     differences = {
