@@ -56,21 +56,21 @@ def domain_stream(tasks: int = 3, images: int = 36) -> Stream:
     return short(permuted(digits(), tasks), tasks, images)
 
 
-def spec_for(method: str, stream: Stream, seed: int = 0, **rest) -> RunSpec:
+def spec_for(method: str, stream: Stream, seed: int = 0, **options) -> RunSpec:
     """A run of a method at a strength that is safe on so little data, in float64."""
-    found = find_method(method)
+    method_row = find_method(method)
     mild = {"ewc": 1e3, "mas": 1e-3, "balanced-ewc": 1e3, "clamped-ewc": 1e3, "proximal-ewc": 300.0}
     mild |= {"summed-ewc": 3.0, "clamped-summed-ewc": 300.0, "laplace-kronecker": 0.3}
     mild |= {"balanced-mas": 1e-3, "clamped-mas": 1e-3, "budget-measured": 0.3, "budget-distil": 0.3}
-    strength = mild.get(method, found.strength)
-    told = {
-        "strength": strength if found.has_strength else None,
-        "memory": 20 if found.memory else None,
+    strength = mild.get(method, method_row.strength)
+    defaults = {
+        "strength": strength if method_row.has_strength else None,
+        "memory": 20 if method_row.memory else None,
         "dtype": "float64",
         "epochs": 2,
         "batch": 10,
     }
-    return RunSpec(stream.name, stream.fingerprint, found.name, seed, **{**told, **rest})
+    return RunSpec(stream.name, stream.fingerprint, method_row.name, seed, **{**defaults, **options})
 
 
 def optimizer_by_hand(spec: RunSpec, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -63,11 +63,11 @@ def check_close(results: list[Result], expected: list[Result]) -> None:
         assert (ours.status, ours.reason, ours.steps) == (theirs.status, theirs.reason, theirs.steps)
         assert (ours.untrained, ours.matrix) == (theirs.untrained, theirs.matrix)
         for name in ("losses", "drift", "cka", "importance"):
-            mine, others = getattr(ours, name), getattr(theirs, name)
+            own, others = getattr(ours, name), getattr(theirs, name)
             if name == "losses":
-                assert [pytest.approx(row, rel=1e-6) for row in others] == mine
+                assert [pytest.approx(row, rel=1e-6) for row in others] == own
             else:
-                assert mine == pytest.approx(others, rel=1e-6)
+                assert own == pytest.approx(others, rel=1e-6)
         assert len(ours.stability) == len(theirs.stability)
         for judged, other in zip(ours.stability, theirs.stability, strict=True):
             assert vars(judged) == pytest.approx(vars(other), rel=1e-6)

@@ -31,14 +31,14 @@ PULLS += [Penalty(2.0), Penalty(2.0, clamp=True), Proximal(3.0)]
 
 
 def rule_of(importance: Importance, pull: Pull):
-    def rule(told: dict[str, Tensor]) -> None:
-        theta, g, anchor, previous, lr = (told[name] for name in ("theta", "g", "anchor", "previous", "lr"))
+    def rule(terms: dict[str, Tensor]) -> None:
+        theta, g, anchor, previous, lr = (terms[name] for name in ("theta", "g", "anchor", "previous", "lr"))
         if isinstance(pull, GradientPull):
             g = g + pull.force(previous, theta - anchor, lr)
         before = theta.clone()
         theta.sub_(lr.reshape(-1, 1) * g)
-        state = {name.removeprefix("state_"): told[name] for name in told if name.startswith("state_")}
-        importance.update(state, Iteration(told["g"], theta, anchor, before, told["probe"], 10, told["count"]))
+        state = {name.removeprefix("state_"): terms[name] for name in terms if name.startswith("state_")}
+        importance.update(state, Iteration(terms["g"], theta, anchor, before, terms["probe"], 10, terms["count"]))
         if isinstance(pull, ParameterPull):
             theta.lerp_(anchor, pull.rate(previous, state["current"], lr))
 
@@ -48,14 +48,14 @@ def rule_of(importance: Importance, pull: Pull):
 def tensors(importance: Importance, dtype: torch.dtype, device: str = "cpu", count: int = 1500) -> dict[str, Tensor]:
     torch.manual_seed(0)
     runs = 2
-    told = {name: torch.rand(runs, count, dtype=dtype) for name in ("theta", "g", "anchor", "previous", "probe")}
-    told["g"] -= 0.5
-    told["previous"][0, :5] = 0
-    told |= {"lr": torch.rand(runs, dtype=dtype), "count": torch.tensor(3.0, dtype=dtype)}
-    for slot, tensor in importance.start(told["theta"][0], name="weight", task=0).items():
+    terms = {name: torch.rand(runs, count, dtype=dtype) for name in ("theta", "g", "anchor", "previous", "probe")}
+    terms["g"] -= 0.5
+    terms["previous"][0, :5] = 0
+    terms |= {"lr": torch.rand(runs, dtype=dtype), "count": torch.tensor(3.0, dtype=dtype)}
+    for slot, tensor in importance.start(terms["theta"][0], name="weight", task=0).items():
         whole = tensor.expand(runs, *tensor.shape) if tensor.ndim else tensor.expand(runs, 1)
-        told[f"state_{slot}"] = whole.clone() if whole.dtype == torch.bool else whole + (slot == "fisher")
-    return {name: tensor.to(device).contiguous() for name, tensor in told.items()}
+        terms[f"state_{slot}"] = whole.clone() if whole.dtype == torch.bool else whole + (slot == "fisher")
+    return {name: tensor.to(device).contiguous() for name, tensor in terms.items()}
 
 
 @gpu
@@ -63,25 +63,25 @@ def tensors(importance: Importance, dtype: torch.dtype, device: str = "cpu", cou
 @pytest.mark.parametrize("pull", PULLS, ids=repr)
 @pytest.mark.parametrize("importance", IMPORTANCES, ids=repr)
 def test_a_written_rule_does_what_the_rule_does(importance, pull, dtype):
-    told = tensors(importance, dtype, "cuda")
-    mine, rule = {name: tensor.clone() for name, tensor in told.items()}, rule_of(importance, pull)
+    terms = tensors(importance, dtype, "cuda")
+    copies, rule = {name: tensor.clone() for name, tensor in terms.items()}, rule_of(importance, pull)
     bad, now = torch.full((2,), NEVER, device="cuda"), torch.tensor([17], device="cuda")
-    RunKernel(rule, told, ["g"])(mine, bad, now)
-    rule(told)
+    RunKernel(rule, terms, ["g"])(copies, bad, now)
+    rule(terms)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
-    for name, tensor in told.items():
-        torch.testing.assert_close(mine[name], tensor, **close)
+    for name, tensor in terms.items():
+        torch.testing.assert_close(copies[name], tensor, **close)
     assert bad.tolist() == [NEVER, NEVER]
 
 
 @gpu
 def test_the_first_step_at_which_a_run_was_not_finite_is_written_down():
-    told = tensors(EWC(), torch.float32, "cuda", count=5000)
-    kernel = RunKernel(rule_of(EWC(), Interpolation()), told, ["g"])
+    terms = tensors(EWC(), torch.float32, "cuda", count=5000)
+    kernel = RunKernel(rule_of(EWC(), Interpolation()), terms, ["g"])
     bad = torch.full((2,), NEVER, device="cuda")
     for step, value in ((3, 1.0), (4, float("nan")), (5, float("inf"))):
-        told["g"][1, 4321] = value
-        kernel(told, bad, torch.tensor([step], device="cuda"))
+        terms["g"][1, 4321] = value
+        kernel(terms, bad, torch.tensor([step], device="cuda"))
     assert bad.tolist() == [NEVER, 4]
 
 
@@ -92,17 +92,17 @@ def test_every_rule_of_ours_can_be_written(importance, pull):
 
 
 def test_a_rule_that_cannot_be_written_is_done_one_operation_after_the_other():
-    def rule(told: dict[str, Tensor]) -> None:
-        told["theta"].add_(told["g"].cumsum(1))
+    def rule(terms: dict[str, Tensor]) -> None:
+        terms["theta"].add_(terms["g"].cumsum(1))
 
-    told = {"theta": torch.zeros(2, 3), "g": torch.ones(2, 3)}
+    terms = {"theta": torch.zeros(2, 3), "g": torch.ones(2, 3)}
     bad = torch.full((2,), NEVER)
-    kernel = RunKernel(rule, told, ["g"])
-    kernel(told, bad, torch.tensor([5]))
-    assert told["theta"].tolist() == [[1, 2, 3], [1, 2, 3]]
-    told["g"][1, 2] = float("inf")
+    kernel = RunKernel(rule, terms, ["g"])
+    kernel(terms, bad, torch.tensor([5]))
+    assert terms["theta"].tolist() == [[1, 2, 3], [1, 2, 3]]
+    terms["g"][1, 2] = float("inf")
     for step in (6, 7):
-        kernel(told, bad, torch.tensor([step]))
+        kernel(terms, bad, torch.tensor([step]))
     assert bad.tolist() == [NEVER, 6]
 
 
@@ -120,8 +120,8 @@ def test_in_float64_numbers_are_written_in_full():
 
 
 def test_what_cannot_be_written_is_said():
-    def rule(told):
-        told["theta"].copy_(told["theta"].cumsum(1))
+    def rule(terms):
+        terms["theta"].copy_(terms["theta"].cumsum(1))
 
     with pytest.raises(NotImplementedError, match="cumsum"):
         run_kernel_source(rule, {"theta": torch.ones(2, 3)})
@@ -130,8 +130,8 @@ def test_what_cannot_be_written_is_said():
 def test_a_rule_may_not_read_tensors_that_it_was_not_given():
     hidden = torch.ones(2, 1)
 
-    def rule(told):
-        told["theta"].mul_(hidden)
+    def rule(terms):
+        terms["theta"].mul_(hidden)
 
     with pytest.raises(NotImplementedError, match="not one of its tensors"):
         run_kernel_source(rule, {"theta": torch.ones(2, 3)})

@@ -42,8 +42,8 @@ GENTLE |= {"si-signed": 0.1, "si-negative": 0.1, "si-absolute": 0.1, "clamped-ew
 """Strengths at which no run explodes on so little data."""
 
 
-def spec_for(method: str, stream: Stream, seed: int = 1, **rest) -> RunSpec:
-    return small.spec_for(method, stream, seed, **{"lr": 0.02, "strength": GENTLE.get(method), **rest})
+def spec_for(method: str, stream: Stream, seed: int = 1, **options) -> RunSpec:
+    return small.spec_for(method, stream, seed, **{"lr": 0.02, "strength": GENTLE.get(method), **options})
 
 
 # What is seen of a fleet, and the same by hand
@@ -72,9 +72,9 @@ class Log:
             self.weights.setdefault(spec.key, []).append(fleet.stack.network_of(row).state_dict())
 
 
-def sailed(specs: list[RunSpec], stream: Stream, **rest) -> tuple[dict[str, Result], Log]:
-    log = Log(**{name: rest.pop(name) for name in ("keep_steps",) if name in rest})
-    results = Fleet(specs, stream, **rest).run(log)
+def results_of(specs: list[RunSpec], stream: Stream, **options) -> tuple[dict[str, Result], Log]:
+    log = Log(**{name: options.pop(name) for name in ("keep_steps",) if name in options})
+    results = Fleet(specs, stream, **options).run(log)
     assert sorted(r.spec.key for r in results) == sorted(
         s.key for s in specs
     )  # one for each run, whatever became of it
@@ -100,15 +100,15 @@ def accuracies(model: nn.Module, spec: RunSpec, stream: Stream, trained: int, ta
     """One test image after the other; a task to come is asked of the head that it would start from."""
     inherits = spec.heads == "inherit" and spec.method != "joint"
     model.eval()
-    found = []
+    percents = []
     for number, task in enumerate(stream.tasks[:tasks]):
         head = 0 if stream.heads == "one" else min(number, trained) if inherits else number
         right = 0
         for index in task.test:
             x = normalize_pixels(stream.test.images[index][None], getattr(torch, spec.dtype))
             right += int(model(x, head)[0, : len(task.classes)].argmax()) == int(stream.test.labels[index])
-        found.append(100 * right / len(task.test))
-    return found
+        percents.append(100 * right / len(task.test))
+    return percents
 
 
 def by_hand(spec: RunSpec, stream: Stream) -> Hand:
@@ -169,16 +169,16 @@ def by_hand(spec: RunSpec, stream: Stream) -> Hand:
     return hand
 
 
-def same(found: Result, other: Result) -> None:
+def same(result: Result, other: Result) -> None:
     """Equal but for the time they took, numbers to 1e-9."""
-    assert (found.spec, found.status, found.reason) == (other.spec, other.status, other.reason)
-    assert (found.untrained, found.matrix, found.steps) == (other.untrained, other.matrix, other.steps)
-    assert len(found.losses) == len(other.losses)
-    for mine, theirs in zip(found.losses, other.losses, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+    assert (result.spec, result.status, result.reason) == (other.spec, other.status, other.reason)
+    assert (result.untrained, result.matrix, result.steps) == (other.untrained, other.matrix, other.steps)
+    assert len(result.losses) == len(other.losses)
+    for loss, expected in zip(result.losses, other.losses, strict=True):
+        assert loss == pytest.approx(expected, rel=1e-9, abs=1e-12)
     for name in ("importance", "drift", "cka"):
-        assert getattr(found, name) == pytest.approx(getattr(other, name), rel=1e-8, abs=1e-9)
-    assert [replace(s, largest=0, safe_strength=0) for s in found.stability] == [
+        assert getattr(result, name) == pytest.approx(getattr(other, name), rel=1e-8, abs=1e-9)
+    assert [replace(s, largest=0, safe_strength=0) for s in result.stability] == [
         replace(s, largest=0, safe_strength=0) for s in other.stability
     ]
 
@@ -195,7 +195,7 @@ OTHERS = ("plain", "frozen", "frozen-after-first", "joint", "explicit-si", "expl
 def test_what_a_fleet_writes_down_is_what_a_loop_by_hand_measures(method, kind):
     stream = STREAMS[kind]
     spec = spec_for(method, stream, lr=0.05)
-    result = sailed([spec], stream)[0][spec.key]
+    result = results_of([spec], stream)[0][spec.key]
     hand = by_hand(spec, stream)
     assert hand.stopped is None
     assert (result.status, result.reason, result.steps) == ("finished", "", sum(map(len, hand.losses)))
@@ -246,35 +246,35 @@ def test_stability_with_adamw_is_what_diagnose_says_in_a_loop_by_hand(method):
 
 def check_stability(spec: RunSpec, stream: Stream) -> Result:
     """Compare what a fleet records with `Mooring.diagnose` in a loop by hand, after each task."""
-    result, hand = sailed([spec], stream)[0][spec.key], by_hand(spec, stream)
+    result, hand = results_of([spec], stream)[0][spec.key], by_hand(spec, stream)
     assert len(result.stability) == len(hand.diagnoses) > 0
-    for number, (found, told) in enumerate(zip(result.stability, hand.diagnoses, strict=True), 1):
-        total = told.total
-        counts = (found.free, found.interpolate, found.extrapolate, found.diverge, found.negative)
+    for number, (verdict, expected) in enumerate(zip(result.stability, hand.diagnoses, strict=True), 1):
+        total = expected.total
+        counts = (verdict.free, verdict.interpolate, verdict.extrapolate, verdict.diverge, verdict.negative)
         assert counts == (total.free, total.interpolate, total.extrapolate, total.diverge, total.negative)
-        assert found.task == number
-        assert found.largest == pytest.approx(max(layer.largest_p for layer in told.layers), rel=1e-9)
-        assert found.safe_strength == pytest.approx(told.safe_strength, rel=1e-9)
-        assert bool(found.warning) == bool(total.extrapolate + total.diverge)
+        assert verdict.task == number
+        assert verdict.largest == pytest.approx(max(layer.largest_p for layer in expected.layers), rel=1e-9)
+        assert verdict.safe_strength == pytest.approx(expected.safe_strength, rel=1e-9)
+        assert bool(verdict.warning) == bool(total.extrapolate + total.diverge)
     return result
 
 
 @pytest.mark.parametrize("method", OTHERS)
 def test_methods_without_a_penalty_have_no_stability_to_tell(method):
     spec = spec_for(method, STREAMS["classes"])
-    assert sailed([spec], STREAMS["classes"])[0][spec.key].stability == []
+    assert results_of([spec], STREAMS["classes"])[0][spec.key].stability == []
 
 
 def test_a_loss_curve_is_the_mean_over_equal_stretches_of_a_task():
     stream = STREAMS["classes"]
     spec = spec_for("plain", stream, 5, batch=1, epochs=2, lr=0.002)  # 72 steps a task, in 20 stretches of 3 or 4
-    result, hand = sailed([spec], stream)[0][spec.key], by_hand(spec, stream)
+    result, hand = results_of([spec], stream)[0][spec.key], by_hand(spec, stream)
     for curve, losses in zip(result.losses, hand.losses, strict=True):
         stretches: list[list[float]] = [[] for _ in range(20)]
         for step, loss in enumerate(losses):
             stretches[step * 20 // 72].append(loss)
-        assert curve == pytest.approx([sum(each) / len(each) for each in stretches], rel=1e-9)
-        weighted = sum(point * len(each) for point, each in zip(curve, stretches, strict=True)) / 72
+        assert curve == pytest.approx([sum(stretch) / len(stretch) for stretch in stretches], rel=1e-9)
+        weighted = sum(point * len(stretch) for point, stretch in zip(curve, stretches, strict=True)) / 72
         assert weighted == pytest.approx(sum(losses) / 72, rel=1e-9)
         assert curve[0] > curve[-1]  # it learned something
 
@@ -283,23 +283,23 @@ def test_a_loss_curve_is_the_mean_over_equal_stretches_of_a_task():
 def test_a_loss_curve_has_no_more_points_than_steps_and_no_empty_ones(batch, epochs, points):
     stream = STREAMS["domains"]
     spec = spec_for("plain", stream, batch=batch, epochs=epochs)
-    result, hand = sailed([spec], stream)[0][spec.key], by_hand(spec, stream)
+    result, hand = results_of([spec], stream)[0][spec.key], by_hand(spec, stream)
     assert [len(curve) for curve in result.losses] == [points] * 3
     assert all(math.isfinite(value) and value > 0 for curve in result.losses for value in curve)
     if points < 20 or batch == 10:
-        means = [[sum(each) / len(each)] if points == 1 else each for each in hand.losses]
-        assert result.losses == [pytest.approx(each, rel=1e-9) for each in means]
+        means = [[sum(curve) / len(curve)] if points == 1 else curve for curve in hand.losses]
+        assert result.losses == [pytest.approx(curve, rel=1e-9) for curve in means]
 
 
 def test_what_was_kept_of_the_first_model_is_all_of_it_where_the_backbone_froze_after_it():
     for network in ("mlp", f"{HERE}:normalised", f"{HERE}:convolving"):
         spec = spec_for("frozen-after-first", STREAMS["classes"], network=network)
-        result = sailed([spec], STREAMS["classes"])[0][spec.key]
+        result = results_of([spec], STREAMS["classes"])[0][spec.key]
         assert len(result.cka) == len(result.drift) >= 2
         assert set(result.drift.values()) == {0.0}
         assert list(result.cka.values()) == pytest.approx([1.0] * len(result.cka), abs=1e-12)
         plain = spec_for("plain", STREAMS["classes"], network=network)
-        moved = sailed([plain], STREAMS["classes"])[0][plain.key]
+        moved = results_of([plain], STREAMS["classes"])[0][plain.key]
         assert all(value > 0 for value in moved.drift.values())
         assert all(-0.2 < value < 1 for value in moved.cka.values())
 
@@ -308,7 +308,7 @@ def test_what_was_kept_of_the_first_model_is_all_of_it_where_the_backbone_froze_
 def test_cka_is_to_the_model_after_the_first_task_with_the_statistics_that_it_had_then(network):
     stream = STREAMS["classes"]
     spec = spec_for("plain", stream, network=f"{HERE}:{network}", lr=0.1)
-    result, hand = sailed([spec], stream)[0][spec.key], by_hand(spec, stream)
+    result, hand = results_of([spec], stream)[0][spec.key], by_hand(spec, stream)
     inputs = normalize_pixels(stream.test.images[stream.tasks[0].test], torch.float64)
     assert result.cka == pytest.approx(cka(hand.first, hand.model, inputs, layers=list(result.cka)), rel=1e-8)
 
@@ -316,7 +316,7 @@ def test_cka_is_to_the_model_after_the_first_task_with_the_statistics_that_it_ha
 def test_untrained_accuracy_is_that_of_the_network_before_its_first_step():
     stream = STREAMS["domains"]
     specs = [spec_for("plain", stream, seed, lr=1e-30, epochs=1) for seed in (0, 1)]
-    results, _ = sailed(specs, stream)
+    results, _ = results_of(specs, stream)
     for spec in specs:
         result = results[spec.key]
         assert result.matrix == [result.untrained[:scored] for scored in (2, 3, 3)]  # it stood still
@@ -343,8 +343,8 @@ def test_a_diverged_run_is_marked_unstable_and_its_neighbours_are_untouched(meth
     stream = STREAMS[kind]
     bad = spec_for(method, stream, 7, strength=1e40)
     specs = with_neighbours(stream, bad, row)
-    results, log = sailed(specs, stream)
-    others, without = sailed([spec for spec in specs if spec is not bad], stream)
+    results, log = results_of(specs, stream)
+    others, without = results_of([spec for spec in specs if spec is not bad], stream)
     assert results[bad.key].status == "unstable"
     for key, expected in others.items():
         assert expected.status == "finished"
@@ -369,7 +369,7 @@ def test_a_diverged_run_is_marked_unstable_and_its_neighbours_are_untouched(meth
 def test_an_unstable_run_stops_at_the_step_at_which_a_loop_by_hand_meets_what_is_not_finite(method, strength, lr, kind):
     stream = STREAMS[kind]
     spec = spec_for(method, stream, 3, strength=strength, lr=lr, epochs=8)
-    result, hand = sailed([spec], stream)[0][spec.key], by_hand(spec, stream)
+    result, hand = results_of([spec], stream)[0][spec.key], by_hand(spec, stream)
     task, step = hand.stopped
     assert (result.status, result.steps) == ("unstable", step - 1)
     assert result.reason == f"its gradient was not finite in step {step}, in task {task}"
@@ -383,7 +383,7 @@ def test_an_unstable_run_stops_at_the_step_at_which_a_loop_by_hand_meets_what_is
 def test_a_fleet_whose_runs_all_diverge_ends_with_a_result_for_each():
     stream = STREAMS["classes"]
     specs = [spec_for("ewc", stream, seed, strength=10.0 ** (12 + seed)) for seed in range(3)]
-    results, log = sailed(specs, stream)
+    results, log = results_of(specs, stream)
     assert [results[spec.key].status for spec in specs] == ["unstable"] * 3
     for spec in specs:
         task = int(results[spec.key].reason.rpartition(" ")[2])
@@ -394,10 +394,10 @@ def test_runs_that_diverge_one_after_the_other_leave_the_last_as_it_would_be_alo
     stream = STREAMS["domains"]
     bad = [spec_for("ewc", stream, seed, strength=strength) for seed, strength in ((1, 1e18), (2, 1e14), (3, 1e10))]
     good = spec_for("ewc", stream, 9)
-    results, log = sailed([bad[0], good, bad[1], bad[2]], stream)
+    results, log = results_of([bad[0], good, bad[1], bad[2]], stream)
     stops = [results[spec.key].steps for spec in bad]
     assert stops[0] < stops[2]  # not all at once
-    alone, sole = sailed([good], stream)
+    alone, sole = results_of([good], stream)
     same(results[good.key], alone[good.key])
     torch.testing.assert_close(log.weights[good.key], sole.weights[good.key], **EXACT)
 
@@ -408,8 +408,8 @@ def test_whatever_the_method_a_run_lost_in_the_first_row_does_not_move_the_other
     stream = STREAMS["classes"]
     bad = spec_for(method, stream, 5, lr=1e200, network=network)
     good = [spec_for(method, stream, seed, network=network) for seed in (2, 3)]
-    results, log = sailed([bad, *good], stream)
-    others, without = sailed(good, stream)
+    results, log = results_of([bad, *good], stream)
+    others, without = results_of(good, stream)
     assert results[bad.key].status == "unstable"
     assert "in task 1" in results[bad.key].reason
     for spec in good:
@@ -428,7 +428,7 @@ def test_penalties_that_would_extrapolate_are_rejected_after_the_first_task_and_
     specs += [spec_for(name, stream, 0, epochs=1) for name in METHODS if name.startswith(("explicit", "plain"))]
     for kind in {fleet_shape(spec) for spec in specs}:
         fleet = [spec for spec in specs if fleet_shape(spec) == kind]
-        results, _ = sailed(fleet, stream, reject=True)
+        results, _ = results_of(fleet, stream, reject=True)
         for spec in fleet:
             result, safe = results[spec.key], not METHODS[spec.method].can_extrapolate
             assert result.status == ("finished" if safe else "rejected"), spec.method
@@ -443,8 +443,8 @@ def test_penalties_that_would_extrapolate_are_rejected_after_the_first_task_and_
 def test_a_penalty_that_interpolates_everywhere_is_not_rejected_and_goes_on_as_if_nobody_had_asked():
     stream = STREAMS["classes"]
     mild, wild = spec_for("ewc", stream, 0), spec_for("ewc", stream, 0, strength=1e9)
-    results, log = sailed([wild, mild], stream, reject=True)
-    others, without = sailed([mild], stream)
+    results, log = results_of([wild, mild], stream, reject=True)
+    others, without = results_of([mild], stream)
     assert results[wild.key].status == "rejected"
     same(results[mild.key], others[mild.key])
     torch.testing.assert_close(log.weights[mild.key], without.weights[mild.key], **EXACT)
@@ -453,9 +453,9 @@ def test_a_penalty_that_interpolates_everywhere_is_not_rejected_and_goes_on_as_i
 def test_the_limit_of_rejection_is_the_safe_strength():
     stream = STREAMS["classes"]
     asked = spec_for("ewc", stream, 4, strength=1.0)
-    safe = sailed([asked], stream)[0][asked.key].stability[0].safe_strength
+    safe = results_of([asked], stream)[0][asked.key].stability[0].safe_strength
     below, above = (replace(asked, strength=safe * factor) for factor in (0.999, 1.001))
-    results, _ = sailed([below, above], stream, reject=True)
+    results, _ = results_of([below, above], stream, reject=True)
     assert results[below.key].status != "rejected"
     assert results[above.key].status == "rejected"
     assert "in 1 of 16,600 parameters" in results[above.key].reason
@@ -464,7 +464,7 @@ def test_the_limit_of_rejection_is_the_safe_strength():
 def test_all_runs_of_a_fleet_may_be_rejected():
     stream = STREAMS["classes"]
     specs = [spec_for("ewc", stream, seed, strength=1e9) for seed in (0, 1)]
-    results, log = sailed(specs, stream, reject=True)
+    results, log = results_of(specs, stream, reject=True)
     assert [results[spec.key].status for spec in specs] == ["rejected"] * 2
     assert log.weights == {}
 
@@ -485,7 +485,7 @@ def equal(one: Weights, other: Weights) -> bool:
 def test_a_frozen_backbone_does_not_move_by_a_bit_nor_do_its_statistics(network):
     stream = STREAMS["classes"]
     spec = spec_for("frozen", stream, 2, network=network, weight_decay=0.1)
-    _, log = sailed([spec], stream)
+    _, log = results_of([spec], stream)
     begun = initial_network(network, stream, 2, dtype=torch.float64).state_dict()
     assert network == "mlp" or any("running_mean" in name for name in backbone(begun))
     for number, weights in enumerate(log.weights[spec.key]):
@@ -497,8 +497,8 @@ def test_a_frozen_backbone_does_not_move_by_a_bit_nor_do_its_statistics(network)
 def test_a_backbone_frozen_after_the_first_task_moves_in_the_first_and_never_again(network):
     stream = STREAMS["classes"]
     frozen, plain = (spec_for(m, stream, 2, network=network) for m in ("frozen-after-first", "plain"))
-    _, log = sailed([frozen], stream)
-    _, free = sailed([plain], stream)
+    _, log = results_of([frozen], stream)
+    _, free = results_of([plain], stream)
     first, second, third = (backbone(weights) for weights in log.weights[frozen.key])
     begun = backbone(initial_network(network, stream, 2, dtype=torch.float64).state_dict())
     moving = [name for name in begun if name.endswith(("weight", "running_mean", "running_var"))]
@@ -513,8 +513,8 @@ def test_joint_training_sees_every_image_as_often_as_other_methods_do_in_as_many
     stream = class_stream(tasks=3, images=36)
     stream = replace(stream, tasks=(replace(stream.tasks[0], train=stream.tasks[0].train[:17]), *stream.tasks[1:]))
     joint, plain = spec_for("joint", stream), spec_for("plain", stream)
-    results, log = sailed([joint], stream)
-    theirs, other = sailed([plain], stream)
+    results, log = results_of([joint], stream)
+    theirs, other = results_of([plain], stream)
     every = sorted(int(i) for task in stream.tasks for i in task.train for _ in range(2))
     for seen in (log.seen[joint.key], other.seen[plain.key]):
         assert sorted(index for batch in seen for index in batch) == every
@@ -529,7 +529,7 @@ def test_the_head_of_a_task_starts_from_the_one_before_or_afresh(heads):
     """With so small a learning rate in a fleet that stops, a head after its first step is where it started."""
     stream = STREAMS["classes"]
     spec = spec_for("plain", stream, 6, heads=heads, lr=1e-12, momentum=0.0)
-    _, log = sailed([spec], stream, keep_steps=True)
+    _, log = results_of([spec], stream, keep_steps=True)
     begun = initial_network("mlp", stream, 6, dtype=torch.float64).state_dict()
     for task in (1, 2):
         before, after = log.steps[spec.key][8 * task - 1], log.steps[spec.key][8 * task]
@@ -547,14 +547,14 @@ def test_the_head_of_a_task_starts_from_the_one_before_or_afresh(heads):
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_run_does_not_depend_on_the_order_or_the_settings_of_its_neighbours(kind):
     stream = STREAMS[kind]
-    mine = [spec_for("ewc", stream, seed) for seed in (0, 1, 2)] + [spec_for("random", stream, 1)]
-    results, log = sailed(mine, stream)
+    ours = [spec_for("ewc", stream, seed) for seed in (0, 1, 2)] + [spec_for("random", stream, 1)]
+    results, log = results_of(ours, stream)
     strangers = [spec_for("ewc", stream, seed, lr=0.3) for seed in (0, 1)] + [spec_for("balanced-ewc", stream, 0)]
-    others, among = sailed([strangers[0], *mine[::-1], *strangers[1:]], stream)
-    for spec in mine:
+    others, among = results_of([strangers[0], *ours[::-1], *strangers[1:]], stream)
+    for spec in ours:
         same(results[spec.key], others[spec.key])
         torch.testing.assert_close(log.weights[spec.key], among.weights[spec.key], **EXACT)
-    finals = [log.weights[spec.key][-1]["backbone.1.weight"] for spec in mine[:3]]
+    finals = [log.weights[spec.key][-1]["backbone.1.weight"] for spec in ours[:3]]
     assert not torch.allclose(finals[0], finals[1])  # seeds matter
 
 
@@ -564,9 +564,9 @@ def test_in_float32_a_run_alone_and_in_a_fleet_differ_by_rounding_only(network):
     stream = STREAMS["classes"]
     specs = [spec_for(name, stream, 1, dtype="float32", network=network) for name in ("plain", "ewc", "explicit-si")]
     specs += [spec_for("plain", stream, seed, lr=0.05, dtype="float32", network=network) for seed in (2, 3, 4)]
-    results, log = sailed(specs, stream)
+    results, log = results_of(specs, stream)
     for spec in specs[:4]:
-        alone, sole = sailed([spec], stream)
+        alone, sole = results_of([spec], stream)
         ours, theirs = log.weights[spec.key][-1], sole.weights[spec.key][-1]
         assert ours["heads.0.weight"].dtype == torch.float32
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
@@ -580,7 +580,7 @@ def test_a_fleet_leaves_global_random_state_dtype_and_grad_mode_alone(network):
     torch.manual_seed(123)
     before = torch.get_rng_state(), python_random.getstate(), numpy.random.get_state()[1].tolist()
     for method in ("si-negative", "explicit-mas", "er", "a-gem", "joint", "random"):
-        sailed([spec_for(method, stream, seed, network=network, epochs=1) for seed in (0, 1)], stream)
+        results_of([spec_for(method, stream, seed, network=network, epochs=1) for seed in (0, 1)], stream)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert python_random.getstate() == before[1]
     assert numpy.random.get_state()[1].tolist() == before[2]
@@ -592,9 +592,9 @@ def test_a_run_does_not_depend_on_the_state_of_the_world_outside():
     stream = STREAMS["classes"]
     spec = spec_for("explicit-random", stream, 1, network=f"{HERE}:dropping")
     torch.manual_seed(1)
-    results, log = sailed([spec], stream)
+    results, log = results_of([spec], stream)
     torch.manual_seed(2)
-    others, again = sailed([spec], stream)
+    others, again = results_of([spec], stream)
     same(results[spec.key], others[spec.key])
     assert equal(log.weights[spec.key][-1], again.weights[spec.key][-1])
 
@@ -602,10 +602,10 @@ def test_a_run_does_not_depend_on_the_state_of_the_world_outside():
 def test_a_run_does_not_depend_on_the_default_dtype():
     stream = STREAMS["classes"]
     spec = spec_for("plain", stream, 1)
-    results, _ = sailed([spec], stream)
+    results, _ = results_of([spec], stream)
     torch.set_default_dtype(torch.float64)
     try:
-        others, _ = sailed([spec], stream)
+        others, _ = results_of([spec], stream)
         assert torch.get_default_dtype() == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
@@ -683,11 +683,11 @@ def flat(shape: tuple[int, int, int]) -> nn.Module:
 
 @pytest.mark.parametrize("network", ["dropping", "branching"])
 @pytest.mark.parametrize("method", ["plain", "ewc", "explicit-mas", "joint"])
-def test_a_network_that_cannot_be_stacked_sails_run_by_run_and_equals_the_loop_by_hand(network, method):
+def test_a_network_that_cannot_be_stacked_trains_run_by_run_and_equals_the_loop_by_hand(network, method):
     stream = STREAMS["classes"]
     specs = [spec_for(method, stream, seed, network=f"{HERE}:{network}", lr=0.05 * (seed + 1)) for seed in (0, 1, 2)]
     assert Fleet(specs, stream).stack.mode == "sequential"
-    results, log = sailed(specs, stream)
+    results, log = results_of(specs, stream)
     for spec in specs:
         hand = by_hand(spec, stream)
         torch.testing.assert_close(log.weights[spec.key][-1], hand.model.state_dict(), **EXACT)
@@ -712,7 +712,7 @@ def centring(shape: tuple[int, int, int]) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("network", "way"),
+    ("network", "mode"),
     [
         ("mlp", "batched"),
         (f"{HERE}:normalised", "batched"),
@@ -725,16 +725,16 @@ def centring(shape: tuple[int, int, int]) -> nn.Module:
         (f"{HERE}:dropping", "sequential"),
     ],
 )
-def test_each_network_is_stacked_the_fastest_way_that_is_right(network, way):
+def test_each_network_is_stacked_the_fastest_way_that_is_right(network, mode):
     stream = STREAMS["classes"]
     specs = [spec_for("plain", stream, seed, network=network) for seed in (0, 1)]
-    assert Fleet(specs, stream).stack.mode == way
+    assert Fleet(specs, stream).stack.mode == mode
 
 
 def test_a_network_that_looks_across_its_batch_does_not_see_other_runs():
     stream = STREAMS["classes"]
     specs = [spec_for("ewc", stream, seed, network=f"{HERE}:centring") for seed in (0, 1, 2)]
-    _, log = sailed(specs, stream)
+    _, log = results_of(specs, stream)
     for spec in specs:
         torch.testing.assert_close(log.weights[spec.key][-1], by_hand(spec, stream).model.state_dict(), **EXACT)
 
@@ -749,27 +749,27 @@ def test_trying_whether_a_network_can_be_stacked_leaves_its_statistics_alone():
 
 
 @pytest.mark.parametrize("method", ["plain", "ewc", "balanced-ewc", "a-gem"])
-def test_a_network_with_a_parameter_that_is_one_number_sails(method):
+def test_a_network_with_a_parameter_that_is_one_number_trains(method):
     stream = STREAMS["domains"]
     spec = spec_for(method, stream, network=f"{HERE}:scaling")
-    results, log = sailed([spec, replace(spec, seed=8)], stream)
+    results, log = results_of([spec, replace(spec, seed=8)], stream)
     assert results[spec.key].status == "finished"
     if method != "a-gem":
         torch.testing.assert_close(log.weights[spec.key][-1], by_hand(spec, stream).model.state_dict(), **EXACT)
 
 
 @pytest.mark.parametrize("method", ["plain", "frozen", "ewc", "clamped-ewc", "balanced-ewc", "explicit-ewc"])
-def test_a_backbone_without_parameters_sails_with_whatever_method(method):
+def test_a_backbone_without_parameters_trains_with_whatever_method(method):
     stream = STREAMS["classes"]
     spec = spec_for(method, stream, network=f"{HERE}:flat")
-    result = sailed([spec], stream)[0][spec.key]
+    result = results_of([spec], stream)[0][spec.key]
     assert (result.status, result.importance, result.drift, result.cka) == ("finished", {}, {}, {})
 
 
 def test_a_layer_that_never_runs_itself_costs_its_own_cka_and_not_the_results():
     stream = STREAMS["classes"]
     spec = spec_for("plain", stream, network=f"{HERE}:borrowing")
-    result = sailed([spec], stream)[0][spec.key]
+    result = results_of([spec], stream)[0][spec.key]
     assert result.status == "finished"
     assert set(result.drift) == {"backbone.inner", "backbone.borrowed"}
     assert "backbone.inner" in result.cka

@@ -77,40 +77,42 @@ def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network
 
 
 @pytest.mark.parametrize("method", ["plain", "ewc", "explicit-mas"])
-def test_runs_with_numbers_of_their_own_sail_together(method: str) -> None:
+def test_runs_with_numbers_of_their_own_train_together(method: str) -> None:
     stream = STREAMS["classes"]
     numbers = [(0.9, 0.0), (0.0, 0.0), (0.5, 0.01), (0.9, 0.1)]
     specs = [
         spec_for(method, stream, 0, momentum=momentum, weight_decay=decay, epochs=1) for momentum, decay in numbers
     ]
-    judged = {result.spec.key: [each.diverge for each in result.stability] for result in Fleet(specs, stream).run()}
+    judged = {
+        result.spec.key: [verdict.diverge for verdict in result.stability] for result in Fleet(specs, stream).run()
+    }
     together = final(Fleet(specs, stream))
     for spec in specs:
         torch.testing.assert_close(together[spec.key], trained_by_hand(spec, stream).state_dict(), **EXACT)
-        alone = [each.diverge for each in Fleet([spec], stream).run()[0].stability]
+        alone = [verdict.diverge for verdict in Fleet([spec], stream).run()[0].stability]
         assert judged[spec.key] == alone, "momentum moves the limit beyond which a penalty diverges"
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-def test_runs_with_fresh_heads_sail_with_others(kind: str) -> None:
+def test_runs_with_fresh_heads_train_with_others(kind: str) -> None:
     stream = STREAMS[kind]
-    told = [("plain", "fresh"), ("plain", "inherit"), ("ewc", "inherit"), ("ewc", "fresh")]
-    specs = [spec_for(method, stream, seed, heads=heads, epochs=1) for method, heads in told for seed in (0, 1)]
+    kinds = [("plain", "fresh"), ("plain", "inherit"), ("ewc", "inherit"), ("ewc", "fresh")]
+    specs = [spec_for(method, stream, seed, heads=heads, epochs=1) for method, heads in kinds for seed in (0, 1)]
     results = {result.spec.key: result for result in Fleet(specs, stream).run()}
     together = final(Fleet(specs, stream))
     for spec in specs:
         torch.testing.assert_close(together[spec.key], trained_by_hand(spec, stream).state_dict(), **EXACT)
         (alone,) = Fleet([spec], stream).run()
-        mine = results[spec.key]
-        assert (mine.untrained, mine.matrix) == (alone.untrained, alone.matrix)
+        result = results[spec.key]
+        assert (result.untrained, result.matrix) == (alone.untrained, alone.matrix)
 
 
 def test_factors_of_layers_that_cannot_be_seen_are_refused_in_one_line() -> None:
     stream = STREAMS["classes"]
     spec = spec_for("budget-kronecker", stream, 0, network="laboratory.test_fleet_equals:dropping")
-    with pytest.raises(MooringError, match="needs layers that can be batched over runs") as told:
+    with pytest.raises(MooringError, match="needs layers that can be batched over runs") as refusal:
         Fleet([spec], stream)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refusal.value)
 
 
 def normalised(shape: tuple[int, int, int]) -> torch.nn.Module:

@@ -57,7 +57,7 @@ def test_area_of_a_triangle_on_a_rectangle():
     assert area_under([(50.0, 100.0), (100.0, 50.0)]) == pytest.approx(50 + 37.5)
 
 
-def found(*runs: Result) -> list[Row]:
+def rows_of(*runs: Result) -> list[Row]:
     """Return a search that finds the same as the runs."""
     return [row for row in summarize(runs) if row.setting.strength is not None]
 
@@ -76,7 +76,7 @@ def example_frontier() -> Frontier:
             status = "unstable" if strength == 1e4 and seed else "finished"
             runs.append(result("ewc", seed, strength, learned, lost, status))
         runs += [result("explicit-ewc", seed, None, 90, 1), result("er", seed, None, 99, 0)]
-    (frontier,) = build_frontiers(summarize(runs), found(*runs))
+    (frontier,) = build_frontiers(summarize(runs), rows_of(*runs))
     return frontier
 
 
@@ -148,7 +148,7 @@ def test_area_is_computed_seed_by_seed():
 
 def test_method_without_finished_rows_is_last_and_has_no_numbers():
     runs = [result("ewc", 0, 1.0, 0, 0, "unstable"), result("plain", 0, None, 90, 1)]
-    (frontier,) = build_frontiers(summarize(runs), found(*runs))
+    (frontier,) = build_frontiers(summarize(runs), rows_of(*runs))
     assert [sweep.method for sweep in frontier.sweeps] == ["plain", "ewc"]
     assert (frontier.sweeps[1].best, frontier.sweeps[1].area) == (None, None)
     assert frontier.to_json()["methods"][1]["best"] is None
@@ -156,7 +156,7 @@ def test_method_without_finished_rows_is_last_and_has_no_numbers():
 
 def test_good_range_that_begins_at_0_has_no_width_in_decades():
     runs = [result("wise-ft", 0, strength, 90, 1) for strength in (0.0, 0.5)]
-    (frontier,) = build_frontiers(summarize(runs), found(*runs))
+    (frontier,) = build_frontiers(summarize(runs), rows_of(*runs))
     assert frontier.sweeps[0].good_range == (0.0, 0.5)
     assert frontier.to_json()["methods"][0]["decades"] is None
 
@@ -183,7 +183,7 @@ def test_numbers_have_the_accuracy_of_every_seed_for_paired_differences():
 def test_legend_of_many_methods_is_within_the_figure():
     names = resolve_methods(SWEPT_METHODS)
     runs = [result(name, 0, find_method(name).strength, 90, 5) for name in names]
-    (frontier,) = build_frontiers(summarize(runs), found(*runs))
+    (frontier,) = build_frontiers(summarize(runs), rows_of(*runs))
     with figure_style():
         figure = draw(frontier).figure
         legend = figure.legends[0].get_window_extent(FigureCanvasAgg(figure).get_renderer())

@@ -43,19 +43,19 @@ class Loop:
         self.layers = {n: m for n, m in modules.items() if isinstance(m, torch.nn.Linear) and f"{n}.weight" in held}
         self.others = {n: p for n, p in held.items() if n.rpartition(".")[0] not in self.layers}
         self.sums = {name: [] for name in (*self.layers, *self.others)}
-        self.past = {name: [] for name in (*self.layers, *self.others)}
+        self.previous = {name: [] for name in (*self.layers, *self.others)}
         self.anchors: dict[str, torch.Tensor] = {}
 
     def penalty(self) -> torch.Tensor:
         """strength / 2 * (tr(G D A D') of every weight, b' G b of every bias, sum(F d^2) of the others)."""
         total = torch.zeros((), dtype=torch.float64)
         for name, layer in self.layers.items():
-            tasks = self.past[name]
+            tasks = self.previous[name]
             a, g, s = (torch.stack(factor).mean(0) for factor in zip(*tasks, strict=True))
             d, b = layer.weight - self.anchors[f"{name}.weight"], layer.bias - self.anchors[f"{name}.bias"]
             total = total + len(tasks) * (torch.trace(g @ d @ a @ d.T) + b @ s @ b)
         for name, p in self.others.items():
-            total = total + (sum(self.past[name]) * (p - self.anchors[name]).square()).sum()
+            total = total + (sum(self.previous[name]) * (p - self.anchors[name]).square()).sum()
         return self.spec.strength / 2 * total
 
     def train(self) -> "Loop":
@@ -73,7 +73,7 @@ class Loop:
                     step += 1
             for name, seen in self.sums.items():
                 mean = [torch.stack(parts).mean(0) for parts in zip(*seen, strict=True)]
-                self.past[name].append(mean if name in self.layers else mean[0])
+                self.previous[name].append(mean if name in self.layers else mean[0])
                 seen.clear()
             self.anchors = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         return self
@@ -154,10 +154,10 @@ def test_stability_of_a_run_has_the_largest_eigenvalue_of_its_curvature():
     (result,) = fleet.run()
     largest = []
     for name in loop.layers:
-        a, g, s = (torch.stack(factor).mean(0) for factor in zip(*loop.past[name], strict=True))
+        a, g, s = (torch.stack(factor).mean(0) for factor in zip(*loop.previous[name], strict=True))
         eigenvalues = [torch.linalg.eigvalsh(matrix)[-1] for matrix in (a, g, s)]
         largest += [3 * eigenvalues[0] * eigenvalues[1], 3 * eigenvalues[2]]
-    largest += [sum(loop.past[name]).max() for name in loop.others]
+    largest += [sum(loop.previous[name]).max() for name in loop.others]
     assert result.stability[-1].largest == pytest.approx(spec.lr * 2.0 * float(max(largest)), rel=1e-9)
 
 

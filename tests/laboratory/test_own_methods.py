@@ -61,7 +61,7 @@ def test_compare_tune_and_frontier_take_a_method_by_its_module(write, capsys):
     assert stored() == {("plain", None), *(("mine:GENTLE", strength) for strength in (1.0, 2.0, 3.0, 10.0))}
 
 
-def test_study_file_finds_a_method_beside_it(write, tmp_path, capsys):
+def test_study_file_reads_a_method_next_to_it(write, tmp_path, capsys):
     write(10.0, "studies")
     (tmp_path / "studies" / "study.toml").write_text(
         """methods = ["plain", "mine:GENTLE"]
@@ -188,21 +188,21 @@ def penalized(name: str, importance, strength: float = 0.1) -> Method:
 
 
 def test_method_that_pulls_nothing_is_found(monkeypatch):
-    found = problems(monkeypatch, penalized("feeble", lambda seed: EWC(), 0.0))
+    differences = problems(monkeypatch, penalized("feeble", lambda seed: EWC(), 0.0))
     message = "the weights equal those of plain: it pulls nothing, or its strength is too small"
-    assert found["training differs from plain"] == message
-    assert "the pull has no effect" in found["pull: conformance suite"]
+    assert differences["training differs from plain"] == message
+    assert "the pull has no effect" in differences["pull: conformance suite"]
 
 
 def test_method_that_depends_on_the_other_runs_of_its_fleet_is_found(monkeypatch):
-    found = problems(monkeypatch, penalized("pooled", lambda seed: Pooled()))
-    assert "two runs stacked, and each run alone" in found["importance: conformance suite"]
-    assert found["a run in a fleet equals the run alone"].startswith("weights ")
+    differences = problems(monkeypatch, penalized("pooled", lambda seed: Pooled()))
+    assert "two runs stacked, and each run alone" in differences["importance: conformance suite"]
+    assert differences["a run in a fleet equals the run alone"].startswith("weights ")
 
 
 def test_method_that_does_not_repeat_is_found(monkeypatch):
-    found = problems(monkeypatch, penalized("jumpy", lambda seed: Jumpy()))
-    assert found["a seed gives the same run twice"].startswith("weights ")
+    differences = problems(monkeypatch, penalized("jumpy", lambda seed: Jumpy()))
+    assert differences["a seed gives the same run twice"].startswith("weights ")
 
 
 def test_strength_that_is_refused_is_found(monkeypatch):

@@ -53,9 +53,9 @@ class HandGPM:
     def end_task(self, inputs: torch.Tensor) -> None:
         rows = inputs.T
         basis = rows.new_zeros(len(rows), 0) if self.basis is None else self.basis
-        total, rest = rows.square().sum(), rows - basis @ (basis.T @ rows)
-        left, singular, _ = torch.linalg.svd(rest, full_matrices=False)
-        kept, added = total - rest.square().sum(), 0
+        total, residual = rows.square().sum(), rows - basis @ (basis.T @ rows)
+        left, singular, _ = torch.linalg.svd(residual, full_matrices=False)
+        kept, added = total - residual.square().sum(), 0
         while kept < self.threshold * total:
             kept, added = kept + singular[added].square(), added + 1
         self.basis = torch.cat([basis, left[:, :added]], 1)
@@ -369,8 +369,8 @@ def test_strength_outside_its_range_is_refused_before_training(method, strength,
 
 @pytest.mark.parametrize("method", STRENGTHS)
 def test_one_strength_for_each_run_is_accepted(method):
-    made = find_method(method).plugin.make(torch.tensor([0.1, 0.5]))
-    assert any(isinstance(value, torch.Tensor) and value.shape == (2,) for value in vars(made).values())
+    plugin = find_method(method).plugin.make(torch.tensor([0.1, 0.5]))
+    assert any(isinstance(value, torch.Tensor) and value.shape == (2,) for value in vars(plugin).values())
 
 
 GOLDEN: dict[str, tuple[float, tuple[float, float], tuple[float, float]]] = {

@@ -114,7 +114,7 @@ def test_transformer_in_a_fleet_equals_the_run_alone_and_a_plain_loop(network, m
         torch.testing.assert_close(together[spec.key], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_transformer_with_dropout_trains_sequentially_and_the_user_is_told(tmp_path):
+def test_transformer_with_dropout_trains_sequentially_and_a_line_says_so(tmp_path):
     class Listening(SilentReporter):
         def note(self, line: str) -> None:
             lines.append(line)
@@ -123,8 +123,8 @@ def test_transformer_with_dropout_trains_sequentially_and_the_user_is_told(tmp_p
     stream = class_stream(tasks=1, images=20)
     specs = [spec_for("plain", stream, seed, network=f"{HERE}:dropping", epochs=1) for seed in (0, 1)]
     assert Fleet(specs, stream).stack.mode == "sequential"
-    aboard = RunContext({stream.fingerprint: stream}, {}, reporter=Listening())
-    LocalEngine(aboard, tmp_path).run([specs], lambda results: None)
+    context = RunContext({stream.fingerprint: stream}, {}, reporter=Listening())
+    LocalEngine(context, tmp_path).run([specs], lambda results: None)
     assert lines == [f"{specs[0].network} cannot be stacked: its runs train one after the other"]
 
 

@@ -44,8 +44,8 @@ ALONE = ("clamped-mas", "budget-kronecker", "laplace-kronecker", "lwf")
 )
 def test_runs_of_a_strength_group_equal_the_runs_alone(method):
     specs = specs_for(method)
-    beside = specs_for("plain", (None,)) if method not in ALONE else []
-    together, _ = uninterrupted([*specs, *beside], STREAM)
+    others = specs_for("plain", (None,)) if method not in ALONE else []
+    together, _ = uninterrupted([*specs, *others], STREAM)
     alone = {key: value for spec in specs for key, value in without_time(Fleet([spec], STREAM).run()).items()}
     assert_close_results({spec.key: together[spec.key] for spec in specs}, alone, specs)
     assert len(set(alone.values())) == len(specs)

@@ -160,7 +160,7 @@ def test_methods_that_hold_buffers_are_compared_with_plain_and_joint_which_hold_
     assert holding.metrics["intransigence"] == following.metrics["intransigence"]
 
 
-def test_versions_of_a_method_are_told_apart_where_both_have_a_row_on_a_stream():
+def test_versions_of_a_method_have_names_of_their_own_where_both_have_a_row_on_a_stream():
     specs = [("digits", "hm:M@1111"), ("digits", "hm:M@2222"), ("digits", "own:A@3333"), ("other", "hm:M@2222")]
     rows = summarize(run(name, 0, matrix(1, 1, 1), stream=stream, strength=0.5) for stream, name in specs)
     assert [row.label for row in rows] == ["hm:M@1111 0.5", "hm:M@2222 0.5", "own:A 0.5", "hm:M 0.5"]

@@ -51,7 +51,7 @@ def trained(importance, every, steps, lr=0.05):
     "importance", [Kronecker(), mooring.EWC(decay=None, per_sample=True)], ids=["kronecker", "ewc"]
 )
 @pytest.mark.parametrize("every", [1, 4])
-def test_spending_between_pulls_is_bounded_and_each_pull_keeps_the_budget(importance, every):
+def test_drift_between_pulls_is_bounded_and_each_pull_keeps_the_budget(importance, every):
     spent, bounds, _ = trained(importance, every, steps=12)
     assert all(energy <= bound * (1 + 1e-9) for energy, bound in zip(spent, bounds, strict=True))
     assert all(energy <= NATS * (1 + 1e-9) for energy in spent[every - 1 :: every])

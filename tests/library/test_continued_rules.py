@@ -66,9 +66,9 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("made", MADE)
-def test_resumed_run_that_names_nothing_equals_the_uninterrupted_one(made):
-    model, optimizer, moor = trained(**MADE[made]())
+@pytest.mark.parametrize("case", MADE)
+def test_resumed_run_that_names_nothing_equals_the_uninterrupted_one(case):
+    model, optimizer, moor = trained(**MADE[case]())
     saved = deepcopy([model.state_dict(), optimizer.state_dict(), moor.state_dict()])
     expected = end(model, optimizer, moor)
     with warnings.catch_warnings():
@@ -88,12 +88,12 @@ def test_named_options_are_kept_and_others_are_the_states():
     assert other.importance == mooring.EWC(decay=None, per_sample=True)
 
 
-@pytest.mark.parametrize("made", ["sum", "max", "average"])
-def test_warning_of_another_merge_names_what_attach_takes(made):
-    model, optimizer, moor = trained(merge=made)
+@pytest.mark.parametrize("merge", ["sum", "max", "average"])
+def test_warning_of_another_merge_names_what_attach_takes(merge):
+    model, optimizer, moor = trained(merge=merge)
     moor.detach()
-    named = "max" if made != "max" else "sum"
-    with pytest.warns(UserWarning, match=f"give attach merge='{made}'$"):
+    named = "max" if merge != "max" else "sum"
+    with pytest.warns(UserWarning, match=f"give attach merge='{merge}'$"):
         mooring.attach(model, optimizer, merge=named).load_state_dict(moor.state_dict())
 
 
@@ -144,8 +144,8 @@ def test_loaded_rules_must_fit_the_options_that_were_named():
 @pytest.mark.parametrize("named", [{}, {"reference": True}, {"reference": True, "memory": Memory(current="none")}])
 def test_callback_with_a_state_continues_its_rules_without_reading_the_reference(named):
     model, optimizer, moor = trained(reference=reference(), memory=named.get("memory"))
-    made = repr(moor)
+    text = repr(moor)
     moor.detach()
     unread = {"reference": iter(())} if "reference" in named else {}
     other = DeferredAttach(moor.state_dict(), {**named, **unread}).attach(model, optimizer)
-    assert repr(other) == made
+    assert repr(other) == text

@@ -113,9 +113,9 @@ def test_excluded_frozen_and_foreign_parameters_are_not_unheld():
     moor = mooring.attach(model, optimizer, exclude="2")
     train(model, optimizer)
     moor.consolidate()
-    found = statuses(moor)
+    actual = statuses(moor)
     expected = {"0": "held", "1": "cannot move", "2": "free by request", "3": "cannot move"}
-    assert found == {f"{layer}.{name}": status for layer, status in expected.items() for name in ("weight", "bias")}
+    assert actual == {f"{layer}.{name}": status for layer, status in expected.items() for name in ("weight", "bias")}
     assert entry(moor, "3.weight").reason == "is not in the optimizer"
     train(model, optimizer)
 

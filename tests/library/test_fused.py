@@ -33,15 +33,15 @@ class Places(Layout):
     """Where tensors are, by the tensors themselves."""
 
     def __init__(self, tensors: list[dict[str, Tensor]]) -> None:
-        self.tensors = [dict(each) for each in tensors]
+        self.tensors = [dict(parameter) for parameter in tensors]
         self.rows = dict.fromkeys(tensors[0])
-        self.formats = {name: [memory_format(each[name]) for each in tensors] for name in self.rows}
-        self.addresses = {"theta": [each["theta"].data_ptr() for each in tensors]}
+        self.formats = {name: [memory_format(parameter[name]) for parameter in tensors] for name in self.rows}
+        self.addresses = {"theta": [parameter["theta"].data_ptr() for parameter in tensors]}
 
     def update(self, name: str, tensors: list[Tensor], addresses: list[int] | None = None) -> bool:
         before, self.addresses[name] = self.addresses.get(name), [tensor.data_ptr() for tensor in tensors]
-        for mine, tensor in zip(self.tensors, tensors, strict=True):
-            mine[name] = tensor
+        for ours, tensor in zip(self.tensors, tensors, strict=True):
+            ours[name] = tensor
         return before != self.addresses[name]
 
 
@@ -57,17 +57,17 @@ class Rules:
     def __call__(self, layout: Places, numbers: dict[str, list[float]]) -> None:
         Rules.runs += 1
         for place, tensors in enumerate(layout.tensors):
-            told = {n: t.detach() if t.dtype == torch.bool else t.detach().to(self.wide) for n, t in tensors.items()}
+            wide = {n: t.detach() if t.dtype == torch.bool else t.detach().to(self.wide) for n, t in tensors.items()}
             values = {n: torch.tensor(numbers[n][place], dtype=self.wide) for n in self.numbers}
-            before = {name: tensor.clone() for name, tensor in told.items()}
-            self.rule(told | values)
+            before = {name: tensor.clone() for name, tensor in wide.items()}
+            self.rule(wide | values)
             for name, tensor in tensors.items():
-                if not torch.equal(told[name], before[name]):
-                    tensor.data.copy_(told[name])
+                if not torch.equal(wide[name], before[name]):
+                    tensor.data.copy_(wide[name])
 
 
 @pytest.fixture
-def told(monkeypatch):
+def emulated(monkeypatch):
     """Fused, but for the kernel."""
     for module in (mooring.backends.fused, mooring.backends.step_kernels, mooring.step):
         monkeypatch.setattr(module, "has_compiler", lambda device: True)
@@ -103,10 +103,10 @@ def trained(case: Case, importance: Importance, pull: Pull) -> dict[str, Tensor]
 
 @pytest.mark.parametrize("pull", [*PULLS, Budget(1e-3)], ids=repr)
 @pytest.mark.parametrize("importance", IMPORTANCES, ids=repr)
-def test_the_same_rules_fused(importance, pull, told, monkeypatch):
+def test_the_same_rules_fused(importance, pull, emulated, monkeypatch):
     if isinstance(pull, Budget) and not isinstance(importance, EWC):
         pytest.skip("a budget is spent in curvature, which of these only EWC measures")
-    case = next(each for each in CASES if str(each) == "attention-float64-adam")
+    case = next(case for case in CASES if str(case) == "attention-float64-adam")
     fused = trained(case, importance, pull)
     assert Rules.runs > 0
     without_kernels(monkeypatch)
@@ -135,7 +135,7 @@ def in_eight_bits(importance: Importance | None, pull: Pull, dtype=torch.float64
 
 
 @pytest.mark.parametrize("pull", PULLS, ids=repr)
-def test_codes_are_read_by_the_same_rules_fused(pull, told, monkeypatch):
+def test_codes_are_read_by_the_same_rules_fused(pull, emulated, monkeypatch):
     fused, launches = in_eight_bits(EWC(), pull), Rules.runs
     without_kernels(monkeypatch)
     alone = in_eight_bits(EWC(), pull)
@@ -146,7 +146,7 @@ def test_codes_are_read_by_the_same_rules_fused(pull, told, monkeypatch):
 
 
 @pytest.mark.parametrize("pull", [Interpolation(), Interpolation(every=2), Penalty(2.0), Proximal(3.0)], ids=repr)
-def test_anchors_from_the_host_are_found_where_they_are_staged(pull, told, monkeypatch):
+def test_anchors_from_the_host_are_found_where_they_are_staged(pull, emulated, monkeypatch):
     def trained(memory):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(5)))
@@ -168,8 +168,8 @@ def test_anchors_from_the_host_are_found_where_they_are_staged(pull, told, monke
 
 
 def test_a_kernel_finds_the_numbers_of_a_block():
-    def rule(told):
-        told["theta"].mul_(told["high"])
+    def rule(terms):
+        terms["theta"].mul_(terms["high"])
 
     text = multi_tensor_source(rule, {"theta": torch.ones(6, 64), "high": torch.ones(6, 2)}, [], torch.float32)
     assert "x_high = tl.load(p_high + at // 32).to(tl.float32)" in text
@@ -189,7 +189,7 @@ def test_on_a_gpu_codes_are_read_by_kernels_as_without(pull, dtype, monkeypatch)
         torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
 
 
-def test_one_launch_for_all_parameters_that_are_alike(told):
+def test_one_launch_for_all_parameters_of_one_form(emulated):
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance="ewc")
@@ -216,7 +216,7 @@ def test_on_a_gpu_samples_that_are_counted_there_leave_no_parameter_to_the_step(
         torch.testing.assert_close(moor.current[name], 2 * p.grad.square())
 
 
-def test_a_parameter_in_another_order_of_memory_is_left_to_the_step(told):
+def test_a_parameter_in_another_order_of_memory_is_left_to_the_step(emulated):
     model = nn.Linear(4, 3)
     model.weight = nn.Parameter(torch.randn(4, 3).t())  # dense, but neither contiguous nor channels last
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -229,7 +229,7 @@ def test_a_parameter_in_another_order_of_memory_is_left_to_the_step(told):
 
 
 @pytest.mark.parametrize("change", [lambda model: model.to(memory_format=torch.channels_last), nn.Module.double])
-def test_parameters_that_change_their_form_within_a_task_are_planned_anew(change, told):
+def test_parameters_that_change_their_form_within_a_task_are_planned_anew(change, emulated):
     """A kernel made for another order of memory, or another dtype, would take one weight for another."""
     torch.manual_seed(0)
     model = nn.Conv2d(3, 4, 3)
@@ -255,7 +255,7 @@ def test_parameters_that_change_their_form_within_a_task_are_planned_anew(change
     assert again is next(iter(moor._step.kernels.step.plans.values()))
 
 
-def test_channels_last_depthwise_and_pointwise_weights_run_in_kernels(told):
+def test_channels_last_depthwise_and_pointwise_weights_run_in_kernels(emulated):
     """Strides of dimensions of size 1 differ between tensors in the same order, and say nothing."""
     model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 1)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -268,7 +268,7 @@ def test_channels_last_depthwise_and_pointwise_weights_run_in_kernels(told):
         assert mooring.backends.fused.is_fusable(tensors), (state.name, {n: t.stride() for n, t in tensors.items()})
 
 
-def test_a_rule_that_cannot_be_written_is_left_to_the_step(told):
+def test_a_rule_that_cannot_be_written_is_left_to_the_step(emulated):
     class Sorted(ParameterPull):
         def rate(self, previous, current, lr):
             return previous.sort().values * 0 + 0.5 * (previous > 0)
@@ -287,8 +287,8 @@ def test_a_rule_that_cannot_be_written_is_left_to_the_step(told):
 
 
 def test_what_a_rule_does_not_read_is_not_fetched_and_tails_are_masked():
-    def rule(told):
-        told["theta"].lerp_(told["anchor"], told["rate"])
+    def rule(terms):
+        terms["theta"].lerp_(terms["anchor"], terms["rate"])
 
     tensors = {"theta": torch.ones(5, dtype=torch.bfloat16), "anchor": torch.ones(5), "g": torch.ones(5)}
     text = multi_tensor_source(rule, tensors, ["rate"], torch.float32)
@@ -320,9 +320,9 @@ def test_on_a_gpu_the_kernel_does_what_the_step_does(importance, pull, dtype, mo
                 moor.consolidate()
         return [p.detach() for p in model.parameters()], moor
 
-    (mine, moor), (theirs, other) = after(fused=True), after(fused=False)
+    (ours, moor), (theirs, other) = after(fused=True), after(fused=False)
     close = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2}[dtype]
-    for one, two in zip(mine, theirs, strict=True):
+    for one, two in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
     for name, score in moor.previous.items():
         torch.testing.assert_close(score, other.previous[name], rtol=close, atol=close * float(score.abs().max()))
@@ -330,8 +330,8 @@ def test_on_a_gpu_the_kernel_does_what_the_step_does(importance, pull, dtype, mo
 
 @gpu
 def test_on_a_gpu_views_that_are_not_aligned_are_found_too():
-    def rule(told):
-        told["theta"].mul_(told["times"])
+    def rule(terms):
+        terms["theta"].mul_(terms["times"])
 
     whole = torch.ones(10_000, device="cuda")
     parts = [whole[1:5000], whole[5003:5004], whole[5005:9999]]
@@ -364,8 +364,8 @@ def test_on_a_gpu_a_budget_is_kept_by_kernels_as_without(pull, dtype, monkeypatc
             energies.append(moor.pull_energy())
         return [p.detach() for p in model.parameters()], energies
 
-    (mine, spent), (theirs, expected) = after(fused=True), after(fused=False)
+    (ours, spent), (theirs, expected) = after(fused=True), after(fused=False)
     assert spent == pytest.approx(expected, rel=5e-3 if dtype != torch.bfloat16 else 5e-2)
     close = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 3e-2}[dtype]
-    for one, two in zip(mine, theirs, strict=True):
+    for one, two in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))

@@ -90,9 +90,9 @@ def test_energy_of_a_batch_is_that_of_the_whole_curvature(dtype):
     states = [state for state in displaced_states(moor) if state.factors]
     expected = 0.0
     for state in states:
-        past = state.factors
-        d = (state.parameter - state.anchor).reshape(len(past.past_outputs), -1).double()
-        expected += float((past.past_outputs.double() @ d @ past.past_inputs.double() * d).sum()) / 2
+        factors = state.factors
+        d = (state.parameter - state.anchor).reshape(len(factors.past_outputs), -1).double()
+        expected += float((factors.past_outputs.double() @ d @ factors.past_inputs.double() * d).sum()) / 2
     spent = KroneckerBatch(states).spent(0.0)[0]
     assert float(spent) == pytest.approx(expected, rel=TOLERANCES[dtype])
 

@@ -145,10 +145,10 @@ def test_energy_of_blocks_is_that_of_the_block_diagonal_parts_of_whole_factors()
             with torch.no_grad():
                 p.add_(d)
             if blocks is None:
-                past = next(s for s in moor._states.records.values() if s.name == name).factors
-                flat = d.reshape(len(past.past_outputs), -1)
+                factors = next(s for s in moor._states.records.values() if s.name == name).factors
+                flat = d.reshape(len(factors.past_outputs), -1)
                 sizes = {18: 6, 8: 4, 32: 4, 12: 6, 4: 4, 1: 1}
-                a, g = (diagonal_blocks(m, sizes[len(m)]) for m in (past.past_inputs, past.past_outputs))
+                a, g = (diagonal_blocks(m, sizes[len(m)]) for m in (factors.past_inputs, factors.past_outputs))
                 expected += float((g @ flat @ a * flat).sum()) / 2
         energies[blocks] = moor.pull_energy()
     assert energies[6] == pytest.approx(expected, rel=1e-9)
@@ -200,13 +200,13 @@ def test_factors_of_images_equal_those_of_their_rows(name, dtype, monkeypatch):
     layer = CONVOLUTIONS[name]
     a = torch.randn(5, layer.in_channels, 7, 7, dtype=dtype)
     b = torch.randn(5, layer.out_channels, *layer(a.float()).shape[2:], dtype=dtype)
-    found = observed_factors.observe(layer, a, b, ["weight"])["weight"]
+    observed = observed_factors.observe(layer, a, b, ["weight"])["weight"]
     monkeypatch.setattr(observed_factors, "_observe_image", None)
     monkeypatch.setattr(observed_factors, "has_channels_first", lambda *_: False)
     expected = observed_factors.observe(layer, a, b, ["weight"])["weight"]
     close = 1e-12 if dtype == torch.float64 else 1e-5
     for slot in ("inputs", "outputs", "gradient", "noise"):
-        one, two = getattr(found, slot), getattr(expected, slot)
+        one, two = getattr(observed, slot), getattr(expected, slot)
         torch.testing.assert_close(one, two, rtol=close, atol=close * float(two.abs().max()))
 
 
@@ -214,7 +214,7 @@ def test_factors_of_images_equal_those_of_their_rows(name, dtype, monkeypatch):
 def test_half_of_a_wide_product_is_mirrored(dtype, close, monkeypatch):
     monkeypatch.setattr(kronecker_factors, "MIN_MIRRORED", 10)
     rows = torch.randn(40, 22, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found, expected = kronecker_factors.squares(rows), rows.mT @ rows
+    observed, expected = kronecker_factors.squares(rows), rows.mT @ rows
     for stop in (6, 12, 18):  # the bands
-        assert torch.equal(found[stop:, :stop], found[:stop, stop:].mT)
-    torch.testing.assert_close(found, expected, rtol=close, atol=close * float(expected.max()))
+        assert torch.equal(observed[stop:, :stop], observed[:stop, stop:].mT)
+    torch.testing.assert_close(observed, expected, rtol=close, atol=close * float(expected.max()))

@@ -188,8 +188,8 @@ def test_padding_and_ignored_labels_do_not_count():
     p = model.weight.detach().softmax(1)
     with torch.no_grad():
         model.weight.add_(torch.randn(8, 8))
-    each = (p * (p.log() - model.weight.detach().log_softmax(1))).sum(1)[tokens]
-    assert moor.measured().nats == pytest.approx(float(each[:, :3].mean()), rel=1e-5)
+    divergences = (p * (p.log() - model.weight.detach().log_softmax(1))).sum(1)[tokens]
+    assert moor.measured().nats == pytest.approx(float(divergences[:, :3].mean()), rel=1e-5)
 
 
 def run(interrupt=None, kind=None, data=False):
@@ -272,7 +272,7 @@ def test_pull_that_waited_holds_if_the_state_is_loaded_into_a_budget_that_is_not
 
 
 @pytest.mark.parametrize("loads", [False, True])
-def test_pull_that_waited_acts_in_the_first_step_of_an_optimizer_beside_which_none_waits(loads):
+def test_pull_that_waited_acts_in_the_first_step_of_an_optimizer_without_one_that_waits(loads):
     """Beside SGD it keeps what is above the budget; before a measurement the estimate may spend all of it."""
     model, _, moor = in_reserve()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -287,7 +287,7 @@ def test_pull_that_waited_acts_in_the_first_step_of_an_optimizer_beside_which_no
     assert 0.9e-3 < moor.pull_energy() <= 1e-3 * (1 + 1e-5)
 
 
-def test_rebound_optimizer_keeps_the_scale_that_was_measured_beside_one_of_its_kind():
+def test_rebound_optimizer_keeps_the_scale_that_was_measured_with_one_of_its_kind():
     model, optimizer = pretrained()
     moor = mooring.attach(model, optimizer, pull=mooring.Budget(1e-3), reference=task(1))
     train(model, optimizer, task(2))
@@ -311,7 +311,7 @@ def test_return_at_the_end_of_a_task_does_not_count_as_a_pull_of_the_next_one():
     assert moor._step.budget.scale == scale
 
 
-def test_budget_of_0_holds_the_parameters_beside_adam():
+def test_budget_of_0_holds_the_parameters_with_adam():
     """There is no forgetting below which the pull could wait."""
     model, optimizer, moor = in_reserve(nats=0.0)
     train(model, optimizer, task(2)[:3])
@@ -635,9 +635,9 @@ def test_distillation_adds_the_gradient_of_the_divergence_on_the_other_batches()
     original = copy.deepcopy(model).eval()
     mooring.attach(model, optimizer, pull=mooring.Budget(1e6, distil=True), reference=reference)
     train(model, optimizer, task(2)[:1])  # at the anchor the divergence has no gradient
-    twin = copy.deepcopy(model)
+    current = copy.deepcopy(model)
     x, y = task(2)[1]
-    for module in (model, twin):
+    for module in (model, current):
         torch.manual_seed(5)
         module.zero_grad()
         cross_entropy(module(x), y).backward()
@@ -645,11 +645,11 @@ def test_distillation_adds_the_gradient_of_the_divergence_on_the_other_batches()
     optimizer.step()
     old = reference[2][0]  # the batches 1, 2, 4, 5, ... are distilled in turn
     p = original(old).softmax(1).detach()
-    value = (p * (p.log() - twin.eval()(old).log_softmax(1))).sum(1).mean()
-    added = dict(zip(step, torch.autograd.grad(value, list(twin.parameters())), strict=True))
+    value = (p * (p.log() - current.eval()(old).log_softmax(1))).sum(1).mean()
+    added = dict(zip(step, torch.autograd.grad(value, list(current.parameters())), strict=True))
     weight = 0.1 / 1e6
     for name, parameter in model.named_parameters():
-        expected = twin.get_parameter(name) - 0.05 * (step[name] + weight * added[name])
+        expected = current.get_parameter(name) - 0.05 * (step[name] + weight * added[name])
         torch.testing.assert_close(parameter, expected)
         assert torch.equal(parameter.grad, step[name])
 
@@ -665,17 +665,17 @@ def test_distillation_for_adam_adds_a_weighted_gradient_without_a_limit(scale, l
     mooring.attach(model, optimizer, pull=mooring.Budget(100.0, distil=True), reference=batches)
     data = [(x.double(), y) for x, y in task(2)]
     train(model, optimizer, data[:1])  # at the anchor the divergence has no gradient
-    twin = copy.deepcopy(model)
+    current = copy.deepcopy(model)
     optimizer.param_groups[0]["lr"] = 1e-6  # too short a step to spend what makes a pull act
     train(model, optimizer, data[1:2], loss=lambda outputs, labels: scale * cross_entropy(outputs, labels))
     old = batches[2][0]
     p = original(old).softmax(1).detach()
-    value = (p * (p.log() - twin.eval()(old).log_softmax(1))).sum(1).mean()
-    added = torch.autograd.grad(value, list(twin.parameters()))
+    value = (p * (p.log() - current.eval()(old).log_softmax(1))).sum(1).mean()
+    added = torch.autograd.grad(value, list(current.parameters()))
     task_gradients = [parameter.grad for parameter in model.parameters()]
     task_norm, norm = (torch.stack([g.norm() for g in gradients]).norm() for gradients in (task_gradients, added))
     assert bool(5 * norm > task_norm) == longer
-    for parameter, before, g in zip(model.parameters(), twin.parameters(), added, strict=True):
+    for parameter, before, g in zip(model.parameters(), current.parameters(), added, strict=True):
         step = (before - parameter) / 1e-6 - parameter.grad
         torch.testing.assert_close(step, 5 * g, rtol=1e-4, atol=1e-5)
 
@@ -704,7 +704,7 @@ def test_small_reference_is_measured_and_distilled_as_a_whole():
 
 
 @pytest.mark.parametrize("count", [3, 9], ids=["one batch in the gauge", "three"])
-def test_weight_of_distillation_for_adam_follows_each_measurement_alike(count):
+def test_weight_of_distillation_for_adam_follows_each_measurement_equally(count):
     model, _ = pretrained()
     moor = mooring.attach(
         model, torch.optim.AdamW(model.parameters()), pull=mooring.Budget(0.1), reference=task(1, count)

@@ -142,7 +142,7 @@ def test_with_adam_every_step_distils_so_many_samples_that_their_gradient_is_no_
     assert distilled == DISTILLATION_FOR_ADAM.price * trained
 
 
-def test_measurement_is_settled_when_it_is_read():
+def test_measurement_has_arrived_when_it_is_read():
     model, optimizer, moor = moored()
     for _ in range(3):
         for batch in data(2):
@@ -176,7 +176,7 @@ def test_batches_that_are_too_large_for_the_gpu_are_pinned_and_make_nothing_wait
 
 
 @pytest.mark.gpu
-def test_gpu_and_cpu_adjust_the_budget_alike():
+def test_gpu_and_cpu_adjust_the_budget_equally():
     results = []
     for device in ("cpu", "cuda"):
         model, optimizer, moor = moored(device, nats=0.01)

@@ -63,7 +63,7 @@ def test_inputs_that_cannot_be_mixed_are_left_as_they_are(batches):
     assert len(MixedBatches(batches, rounds=3)) == len(batches)
 
 
-def test_keyword_arguments_are_mixed_alike_without_their_labels():
+def test_keyword_arguments_are_mixed_together_without_their_labels():
     batch = {"a": torch.randn(4, 3), "labels": torch.zeros(4, dtype=torch.int64)}
     batch["b"] = 2 * batch["a"]
     mixture = MixedBatches([batch], rounds=1)[1]
@@ -78,14 +78,14 @@ def test_mixtures_are_distilled_after_the_inputs_themselves(distil):
     pull = mooring.Budget(1e6, distil=distil)
     mooring.attach(model, optimizer, pull=pull, reference=reference)
     train(model, optimizer, batches_of(2, 5))
-    twin, (x, y) = copy.deepcopy(model), batches_of(3, 1)[0]
+    current, (x, y) = copy.deepcopy(model), batches_of(3, 1)[0]
     train(model, optimizer, [(x, y)])
     distilled = [x for index, (x, _) in enumerate(reference) if index % 3]
     old = MixedBatches(distilled, rounds=16)[5] if distil is None else distilled[1]
     p = original(old).softmax(1).detach()
-    value = (p * (p.log() - twin(old).log_softmax(1))).sum(1).mean()
-    loss = cross_entropy(twin(x), y)
-    parameters = list(twin.parameters())
+    value = (p * (p.log() - current(old).log_softmax(1))).sum(1).mean()
+    loss = cross_entropy(current(x), y)
+    parameters = list(current.parameters())
     gradients = zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(value, parameters), strict=True)
     weight = mooring.hold.distillation.first_weight(1e6)
     for parameter, start, (task, added) in zip(model.parameters(), parameters, gradients, strict=True):

@@ -67,10 +67,10 @@ def averaged_names(moor):
 @torch.no_grad()
 def divergence(model, original):
     logits = []
-    for each in (model, original):
-        head, each.head = each.head, "old"
-        logits.append(torch.cat([each(x) for x, _ in task(1, 9)[::3]]).log_softmax(1))
-        each.head = head
+    for module in (model, original):
+        head, module.head = module.head, "old"
+        logits.append(torch.cat([module(x) for x, _ in task(1, 9)[::3]]).log_softmax(1))
+        module.head = head
     return float(kl_div(*logits, reduction="batchmean", log_target=True))
 
 
@@ -209,7 +209,7 @@ def test_parameters_are_averaged_by_default_wherever_forgetting_is_measured(kind
     assert averaged_names(moor) == ({name for name, _ in model.named_parameters()} if averages else set())
 
 
-def test_short_task_ends_at_its_last_parameters_unless_it_is_told_to_average(monkeypatch):
+def test_short_task_ends_at_its_last_parameters_unless_it_must_average(monkeypatch):
     for fewest, moves in ((3, False), (2, True)):
         monkeypatch.setattr("mooring.hold.measured_budget.FEWEST_UPDATES", fewest)
         model, optimizer, moor = moored(mooring.Budget(1.0))

@@ -281,7 +281,7 @@ def test_budget_without_a_reference_warns_at_the_first_step_of_a_trained_optimiz
     assert "\n" not in str(caught[0].message)
 
 
-def test_budget_without_a_reference_warns_beside_an_optimizer_that_counts_the_steps_of_each_row():
+def test_budget_without_a_reference_warns_with_an_optimizer_that_counts_the_steps_of_each_row():
     model = small()
     optimizer = sgd(model)
     optimizer.state[model[0].weight]["step"] = torch.tensor([0.0, 3.0])

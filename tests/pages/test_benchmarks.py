@@ -256,12 +256,12 @@ def test_finetuning_cost_spends_its_budget_in_every_step(monkeypatch, tmp_path, 
 def test_finetuning_cost_moors_adapters_by_their_product_one_model_at_a_time(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench, kept = importlib.import_module("finetuning_cost"), tmp_path / "results.json"
-    alive, made = weakref.WeakSet(), []
+    alive, counts = weakref.WeakSet(), []
 
     class Counted(bench.Trainer):
         def __init__(self, *given):
             gc.collect()
-            made.append(len(alive))
+            counts.append(len(alive))
             super().__init__(*given)
             alive.add(self)
 
@@ -269,7 +269,7 @@ def test_finetuning_cost_moors_adapters_by_their_product_one_model_at_a_time(mon
     brief = ["--tiny", "--turns", "1", "--block", "1", "--reference", "1", "--json", str(kept)]
     bench.main([*brief, "--only", "llama-7b-lora", "--rows", "product,measured"])
     (model,) = json.loads(kept.read_text())["models"]
-    assert made == [0, 0, 0]  # the plain one, and that of each row
+    assert counts == [0, 0, 0]  # the plain one, and that of each row
     assert model["trained_parameters"] < model["parameters"] / 2
     assert all(0.98 < share <= 1 for share in model["rows"][0]["spent_of_budget"])
     assert model["rows"][0]["reference_bytes"] == 0 < model["rows"][1]["reference_bytes"]

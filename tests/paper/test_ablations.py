@@ -154,13 +154,13 @@ def test_other_regimes_have_fewer_seeds_and_fewer_changes(context):
     many = PaperContext(context.study, scale)
     first, other = scale.conditions()
     for method in ROWS:
-        everything, some = (change_specs(many, condition, method) for condition in (first, other))
+        everything, selected = (change_specs(many, condition, method) for condition in (first, other))
         free = {change.name for change in CHANGES if not change.trains}
         assert {len(specs) for name, specs in everything.items() if name not in free} == {5}
-        assert {len(specs) for name, specs in some.items() if name not in free} == {3}
-        assert {len(specs) for name, specs in some.items() if name in free} == {5}  # these runs exist
-        assert set(some) < set(everything)
-        assert not any("updates" in name for name in some)
+        assert {len(specs) for name, specs in selected.items() if name not in free} == {3}
+        assert {len(specs) for name, specs in selected.items() if name in free} == {5}  # these runs exist
+        assert set(selected) < set(everything)
+        assert not any("updates" in name for name in selected)
 
 
 def test_changes_apply_to_the_methods_that_have_what_is_changed():

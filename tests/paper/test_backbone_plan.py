@@ -91,8 +91,8 @@ def test_unknown_recipe_lists_none_too():
 def test_missing_cifar10_is_refused_with_the_three_ways_out(folder_without_cifar10, tmp_path, capsys, monkeypatch):
     line = refused(tmp_path, ["paper", "table1", "--data", "data"], capsys, monkeypatch)
     assert "has no cifar10 to pre-train" in line
-    for way in ("put it there", "--init", "--other-init", "--recipe none"):
-        assert way in line
+    for option in ("put it there", "--init", "--other-init", "--recipe none"):
+        assert option in line
 
 
 def test_missing_cifar10_does_not_matter_where_backbones_are_given(folder_without_cifar10):

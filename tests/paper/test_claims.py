@@ -188,7 +188,7 @@ def test_largest_gain_is_not_refuted_without_the_papers_own_pair():
     assert claim.papers == "23 in its text, +23.70 by its tables for explicit-si against si on flowers102 in 1-epoch"
 
 
-def test_gap_at_the_papers_own_setting_is_told_if_its_pair_is_missing():
+def test_gap_at_the_papers_own_setting_is_named_if_its_pair_is_missing():
     _, flowers = PAPER.conditions()[:2]
     own = [row("explicit-si", [60.0, 60.0, 60.0]), row("si", [20.0, 21.0, 19.0])]
     claim = largest_gain([*BETTER, *BROKEN], own, flowers, PAPER)

@@ -198,7 +198,7 @@ def test_changed_run_of_the_search_is_reported_as_another_choice(recompute_chang
     choice = "grids, mlp, 30-epochs, flowers102, joint, lr"
     result = recompute_changed("runs.json", edit)
     assert choice in places(result)
-    [disagreement] = [found for found in result["disagreements"] if found["where"] == choice]
+    [disagreement] = [row for row in result["disagreements"] if row["where"] == choice]
     assert disagreement["recomputed"] == "0.003"
 
 
@@ -210,15 +210,15 @@ def test_changed_layers_and_stability_are_reported_in_the_claims_that_read_them(
             row["cka"] = [value / 2 for value in row.get("cka", [])]
             row["stability"] = [[*entry[:-3], 0, 0, 0] for entry in row.get("stability", [])]
 
-    found = places(recompute_changed("runs.json", edit))
+    changed = places(recompute_changed("runs.json", edit))
     for claim in (
         "Deeper layers get less importance.",
         "Penalties let deep layers change more than early ones.",
         "A few violations are sufficient.",
         "Negative importance destabilises training.",
     ):
-        assert f"{claim} ours" in found
-    assert not any(place.startswith(("grids", "table1", "resnet")) for place in found)
+        assert f"{claim} ours" in changed
+    assert not any(place.startswith(("grids", "table1", "resnet")) for place in changed)
 
 
 @pytest.mark.faults  # slow

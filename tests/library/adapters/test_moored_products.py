@@ -223,13 +223,13 @@ def test_interpolation_pulls_the_product_by_both_curvatures():
     state = moor.state_dict()
     for name, module in model.named_modules():
         if isinstance(module, Adapted):
-            twin = plain.get_submodule(name)
+            layer = plain.get_submodule(name)
             previous, current = (
-                [state[f"{past}{side}.{name}.up"] for side in ("inputs", "outputs")] for past in ("past_", "")
+                [state[f"{prefix}{side}.{name}.up"] for side in ("inputs", "outputs")] for prefix in ("past_", "")
             )
-            expected = dense_pull(twin.up.detach(), twin.down.detach(), module.scale, previous, current, damping=0.05)
+            expected = dense_pull(layer.up.detach(), layer.down.detach(), module.scale, previous, current, damping=0.05)
             torch.testing.assert_close(module.up.detach(), expected, rtol=1e-7, atol=1e-10)
-            torch.testing.assert_close(module.down, twin.down)
+            torch.testing.assert_close(module.down, layer.down)
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,9 @@ def test_adapters_on_two_ranks_have_the_state_of_one_process(tmp_path):
     assert same(*ends)
     whole = learn_with_adapters(tmp_path / "one", max_steps=6)
     assert ends[0].keys() == whole.keys()
-    past = [key for key in whole if key.startswith("past_")]
-    assert len(past) == 4
-    for key in past:
+    factors = [key for key in whole if key.startswith("past_")]
+    assert len(factors) == 4
+    for key in factors:
         torch.testing.assert_close(ends[0][key], whole[key], rtol=1e-9, atol=1e-12, msg=key)
 
 

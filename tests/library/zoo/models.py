@@ -328,9 +328,9 @@ def shared() -> nn.Module:
     """Return a network with one layer used twice, and one whose weight another layer shares."""
     model = mlp()
     model.insert(3, model[2])
-    twin = nn.Linear(WIDTH, WIDTH)
-    twin.weight = model[0].weight
-    model.insert(2, twin)
+    tied = nn.Linear(WIDTH, WIDTH)
+    tied.weight = model[0].weight
+    model.insert(2, tied)
     return model
 
 

@@ -89,10 +89,10 @@ class MooredRun:
         """Return the scale s of each product s B A that is held as one, by the names of A and B."""
         entries = ((number, entry) for number, moor in enumerate(self.moors) for entry in moor.coverage().parameters)
         held = {f"{number}.{entry.name}" for number, entry in entries if entry.how == "product"}
-        found = (
+        pairs = (
             (number, pair) for number, module in enumerate(self.modules) for pair in low_rank_pairs(module).items()
         )
-        scales = {(f"{number}.{a}", f"{number}.{b}"): scale for number, ((a, b), scale) in found}
+        scales = {(f"{number}.{a}", f"{number}.{b}"): scale for number, ((a, b), scale) in pairs}
         return {names: scale for names, scale in scales.items() if held.issuperset(names)}
 
     def statuses(self) -> dict[str, str]:

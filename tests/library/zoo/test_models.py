@@ -158,10 +158,10 @@ def test_run_resumed_in_the_middle_of_a_task_equals_the_uninterrupted_one(zoo, i
     saved = run.checkpoint()
     resumed = new_run(zoo).attach(**rules(zoo, importance, pull))
     resumed.load(saved)
-    for each in (run, resumed):
-        each.train(1, 2, start=2)
-        each.consolidate()
-        each.train(2, 1)
+    for continued in (run, resumed):
+        continued.train(1, 2, start=2)
+        continued.consolidate()
+        continued.train(2, 1)
     whole, other = flat(run.checkpoint()), flat(resumed.checkpoint())
     assert whole.keys() == other.keys()
     assert [name for name in whole if not torch.equal(whole[name], other[name])] == []
