@@ -163,6 +163,9 @@ def _compare(target: str, written: dict[str, list[Row]], tables: dict[str, list[
                 yield Disagreement(where, *present)
                 continue
             for column, expected in ours[label].items():
+                # Joint training learns all tasks all the time: only earlier versions wrote a forgetting.
+                if (label, column, theirs[label].get(column)) == ("joint", "forgetting", None):
+                    continue
                 if not _same(theirs[label].get(column), expected):
                     yield Disagreement(f"{where}, {column}", theirs[label].get(column), expected)
 
