@@ -4,6 +4,7 @@ import ast
 import gc
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -13,11 +14,14 @@ import torch
 from torch import nn
 
 import mooring
+from mooring.reference.pass_cost import MEASURING_INTERVAL
 
 ROOT = Path(mooring.__file__).parent
 PACKAGES = ("mooring", "mooring_lab", "mooring_paper")
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 MAX_FILES_OF_A_STEP = 7
+MAX_FILES_OF_A_MEASURED_STEP = 21
+MAX_FILES_OF_ATTACH = 47
 
 
 def equation_rows() -> list[tuple[str, str, str]]:
@@ -84,32 +88,65 @@ def test_the_kernels_trace_the_rules_of_the_eager_backend():
             assert re.search(rf"(?<!def )(?<!\.)\b{function}\(", code[module]), (function, module)
 
 
+def files_passed(action: Callable[[], object]) -> set[str]:
+    """Return the files of the library whose functions an action calls."""
+    files: set[str] = set()
+
+    def profile(frame, event, argument) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            files.add(Path(frame.f_code.co_filename).relative_to(ROOT).as_posix())
+
+    gc.disable()  # finalizers of what other tests left are no part of it
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return files
+
+
 def test_an_explicit_ewc_step_on_the_cpu_passes_through_at_most_seven_files():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance="ewc")
-    files: set[str] = set()
 
     def step() -> None:
         optimizer.zero_grad()
         model(torch.randn(5, 3)).square().mean().backward()
         optimizer.step()
 
-    def profile(frame, event, argument) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
-            files.add(Path(frame.f_code.co_filename).relative_to(ROOT).as_posix())
-
     step()
     moor.consolidate()
     step()
     before = [p.detach().clone() for p in model.parameters()]
-    gc.disable()  # finalizers of what other tests left are no part of the step
-    sys.setprofile(profile)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
+    files = files_passed(step)
     assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert {"step.py", "rules/ewc.py", "rules/interpolation.py"} <= files
     assert len(files) <= MAX_FILES_OF_A_STEP, sorted(files)
+
+
+def test_the_default_with_a_reference_passes_through_few_files():
+    """Its steps with AdamW distil; those that are multiples of 7 measure, too."""
+    reference = [torch.randn(8, 3) for _ in range(6)]
+    moors: list[mooring.Mooring] = []
+
+    def attached() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        moors.append(mooring.attach(model, optimizer, reference=reference))
+        return model, optimizer
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.randn(5, 3)), torch.randint(2, (5,))).backward()
+        optimizer.step()
+
+    model, optimizer = attached()
+    steps = [files_passed(step) for _ in range(2 * MEASURING_INTERVAL)]
+    assert len(moors[0].measured_history) == 2
+    assert len(steps[-1]) > len(steps[-2])  # it measures
+    assert len(steps[-1]) <= MAX_FILES_OF_A_MEASURED_STEP, sorted(steps[-1])
+    files = files_passed(attached)
+    assert {"attachment.py", "reference/estimation.py", "hold/measured_budget.py"} <= files
+    assert len(files) <= MAX_FILES_OF_ATTACH, sorted(files)

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from mooring import errors as errors
     from mooring import rules as rules
     from mooring.attachment import attach
-    from mooring.curvature.product_factors import Product as Product
+    from mooring.curvature.low_rank import Product as Product
     from mooring.diagnose import drift as drift
     from mooring.diagnose import stability as stability
     from mooring.mooring import Mooring
@@ -22,7 +22,7 @@ else:
         "attach": "attachment",
         "Mooring": "mooring",
         "Memory": "state.memory",
-        "Product": "curvature.product_factors",
+        "Product": "curvature.low_rank",
         **dict.fromkeys(_RULES.split(), "rules"),
     }
     _SUBMODULES = {"drift": "diagnose.drift", "errors": "errors", "rules": "rules", "stability": "diagnose.stability"}

@@ -38,11 +38,10 @@ from mooring.backends.kernels.tensor_list import TensorLists
 from mooring.backends.product_terms import product_terms
 from mooring.backends.step_kernels import StepKernels
 from mooring.diagnose.coverage_watch import CoverageWatch
-from mooring.distributed.collectives import world_size
-from mooring.distributed.dtensor import local_gradients, local_tensors, version_of
+from mooring.distributed.dtensor import local_gradients, local_tensors, version_of, world_size
 from mooring.errors import NonFiniteError
 from mooring.observe.factor_accumulation import accumulate_factors
-from mooring.observe.layer_observer import LayerObserver, make_observers
+from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.rules import Budget, GradientPull, ParameterPull, Pull
 from mooring.rules.pull import learning_rate
@@ -95,7 +94,7 @@ class TrainingStep:
         self.outputs: OutputObserver | None = None
         self.layers: LayerObserver | None = None
         if self.accumulates:
-            self.outputs, self.layers = make_observers(states, outputs)
+            self.outputs, self.layers = _make_observers(states, outputs)
         self.norms = NormStatistics(states.model, states.exclude, states.optimizer_parameters, buffers, pull)
         self.budget = BudgetSolver(pull, states.offload) if isinstance(pull, Budget) else None
         self.meter: StepMeter | None = None
@@ -461,3 +460,22 @@ def _copy_parameters(steps: ParameterSteps) -> dict[Tensor, Tensor]:
         copies[state.parameter] = current if exact else torch.empty_like(state.theta)
     torch._foreach_copy_(list(copies.values()), [state.theta for state in steps.states])
     return copies
+
+
+def _make_observers(
+    states: MooringState, outputs: Callable[[Any], Tensor] | None = None
+) -> tuple[OutputObserver | None, LayerObserver | None]:
+    """Create the observers of outputs and of layers that an importance needs; None for each that it does not need."""
+    importance = states.importance
+    watches = importance.watches != "nothing"
+    output_observer = OutputObserver(states.model, importance, states, outputs) if watches else None
+    if not importance.by_layer and not states.products:
+        return output_observer, None
+    batch_size = getattr(importance, "batch_size", None)
+
+    def predictions() -> float | Tensor:
+        if batch_size:
+            return float(batch_size) / world_size()
+        return output_observer.observation.samples if output_observer else 0.0
+
+    return output_observer, LayerObserver(states, predictions)

@@ -1,14 +1,48 @@
-"""Low-rank layers: which tensors are the two factors of a product, its scale, and the layer that it is added to."""
+"""Low-rank layers, such as those of PEFT: the two factors of a product, its scale, and the layer it is added to."""
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from mooring.errors import MooringError
+from mooring.errors import MooringError, check_number, check_whole
 
 METHOD = "mooring_low_rank"
 """The method by which a module names its low-rank products."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """How low-rank adapters are held through their product, for `mooring.attach(adapters=...)`.
+
+    Args:
+        largest: the most inputs, or outputs, of a layer whose factor is one matrix. That of a wider side consists of
+            blocks of at most that size; beyond eight blocks it is a diagonal.
+        dtype: the dtype in which the factors of past tasks are kept, float32 or wider by default; or "8bit".
+        damping: what is added to each eigenvalue of G, as a part of their mean. Outputs to which the loss is not
+            sensitive, as long as all other layers stay as they are, would otherwise be free, although these change too.
+
+    Example:
+        >>> Product(dtype=torch.bfloat16)
+        Product(largest=2048, dtype=torch.bfloat16, damping=0.05)
+    """
+
+    largest: int = 2048
+    dtype: torch.dtype | Literal["8bit"] | None = None
+    damping: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_whole("largest", self.largest, 1)
+        check_number("damping", self.damping, 0)
+        floating = isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point and self.dtype.itemsize > 1
+        if not (self.dtype is None or self.dtype == "8bit" or floating):
+            raise MooringError(
+                f'dtype={self.dtype!r} is not allowed: give a floating-point dtype of 16 bits or more, or "8bit"'
+            )
 
 
 def _always() -> bool:
@@ -111,3 +145,103 @@ def low_rank_of(module: nn.Module) -> list[LowRank]:
                 "and B as (out, rank)"
             )
     return products
+
+
+DORA = "the magnitudes of DoRA are held by their own scores, and its directions as if they were not normalised"
+SUMMARY = "are held one by one with a diagonal curvature, which does not see what they change together"
+
+PROMPTS = {"PromptEmbedding", "PromptEncoder", "PrefixEncoder"}
+"""PEFT's classes of virtual tokens, and the bases of others."""
+
+
+def is_tuner(module: nn.Module) -> bool:
+    """Return whether a module is an adapter layer of PEFT; its package is not imported for that."""
+    tuners = sys.modules.get("peft.tuners.tuners_utils")
+    return tuners is not None and isinstance(module, tuners.BaseTunerLayer)
+
+
+def prompt_reasons(module: nn.Module) -> dict[Tensor, str]:
+    """Return what holds the virtual tokens of prompt tuning and similar adapters; nothing for other modules."""
+    classes = {cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("peft.tuners.")}
+    return dict.fromkeys(module.parameters(), f"virtual tokens {SUMMARY}") if classes & PROMPTS else {}
+
+
+def peft_low_rank(module: Any) -> tuple[list[LowRank], dict[Tensor, str]]:
+    """Return the products of an adapter layer of PEFT, and why its other parameters have none.
+
+    Args:
+        module: a module for which `is_tuner` is true. Of its adapters, the switched-off and the merged ones are
+            returned too; `LowRank.is_active` knows them.
+    """
+    lora = sys.modules.get("peft.tuners.lora")
+    if lora is None or not isinstance(module, lora.LoraLayer) or hasattr(module, "lora_E"):
+        return [], _reasons(module, f"parameters of {_kind(module)} {SUMMARY}")
+    if refusal := _refusal(module):
+        return [], _reasons(module, refusal)
+    products, reasons = [], dict[Tensor, str]()
+    for name in module.scaling:
+        variant = type(module.lora_variant.get(name)).__name__
+        dora = variant.startswith("Dora")
+        factors = _factors(module, name)
+        if factors and variant != "NoneType" and not dora:
+            reasons |= dict.fromkeys(factors, f"parameters of a {variant} {SUMMARY}")
+        elif factors:
+            active = partial(_is_active, module, name)
+            scale = float(module.scaling[name]) * _embedding_scale(module)
+            products.append(LowRank(*factors, scale, module.get_base_layer(), active, DORA if dora else ""))
+        if dora and name in module.lora_magnitude_vector:
+            reasons |= dict.fromkeys(module.lora_magnitude_vector[name].parameters(), DORA)
+    return products, reasons
+
+
+def _factors(module: Any, name: str) -> tuple[Tensor, Tensor] | None:
+    """Return A and B of one adapter of a layer; None if the layer does not have that adapter."""
+    if name in module.lora_embedding_A:
+        return module.lora_embedding_A[name], module.lora_embedding_B[name]
+    if name in module.lora_A:
+        return module.lora_A[name].weight, module.lora_B[name].weight
+    return None
+
+
+def _refusal(module: Any) -> str:
+    """Return why the parameters of a LoRA layer are not held through their product; empty if they are."""
+    base = module.get_base_layer()
+    kind = type(base).__name__
+    if type(module).__name__ == "ParamWrapper" or isinstance(base, nn.MultiheadAttention | nn.Conv1d | nn.Conv3d):
+        return f"the factors of LoRA on a {kind} {SUMMARY}"
+    if isinstance(base, nn.Conv2d):
+        return convolution_refusal(base)
+    return ""
+
+
+def convolution_refusal(layer: nn.Conv2d) -> str:
+    """Return why the inputs of a convolution cannot be unfolded; empty if they can.
+
+    Example:
+        >>> convolution_refusal(nn.Conv2d(4, 4, 3, groups=2))[:46]
+        'the factors of a convolution in groups or with'
+    """
+    if layer.groups > 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        return f"the factors of a convolution in groups or with other padding than numbers of zeros {SUMMARY}"
+    return ""
+
+
+def _is_active(module: Any, name: str) -> bool:
+    return not module.disable_adapters and name in module.active_adapters and name not in module.merged_adapters
+
+
+def _embedding_scale(module: Any) -> float:
+    """Return the factor that some embeddings multiply their rows by."""
+    scale = module._get_embed_scale() if hasattr(module, "_get_embed_scale") else None
+    return 1.0 if scale is None else float(scale)
+
+
+def _kind(module: Any) -> str:
+    """Return the name of an adapter method, such as ia3 or adalora."""
+    return type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
+
+
+def _reasons(module: Any, reason: str) -> dict[Tensor, str]:
+    """Return the reason for each parameter that belongs to the adapters of a layer."""
+    base = {*module.get_base_layer().parameters()}
+    return {p: reason for p in module.parameters() if p not in base}

@@ -24,7 +24,8 @@ from mooring.curvature.kronecker_factors import (
     weight_factors,
 )
 from mooring.curvature.sampled_places import gradient_along, sample_rows, samples_at_once
-from mooring.distributed.collectives import all_reduce, all_reduce_many, world_size
+from mooring.distributed.collectives import all_reduce, all_reduce_many
+from mooring.distributed.dtensor import world_size
 
 DIRECTIONS = 8
 """The number of directions of inputs along which gradients are compared, instead of as a whole."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mooring.curvature.kronecker_factors import FACTOR_SLOTS, KroneckerFactors, layer_rows
-from mooring.curvature.low_rank import LowRank
+from mooring.curvature.low_rank import LowRank, Product
 from mooring.curvature.observed_factors import ObservedFactors
 from mooring.curvature.product import input_gram
 from mooring.curvature.sides import (
@@ -21,40 +21,9 @@ from mooring.curvature.sides import (
     to_codes,
 )
 from mooring.distributed.dtensor import gathered, local_part, reduce_over_shards
-from mooring.errors import MooringError, check_number, check_whole
 
 ROOT_SLOTS = ("past_inputs_roots", "past_outputs_roots")
 """The names of what is kept beside factors in eight bits."""
-
-
-@dataclass(frozen=True)
-class Product:
-    """How low-rank adapters are held through their product, for `mooring.attach(adapters=...)`.
-
-    Args:
-        largest: the most inputs, or outputs, of a layer whose factor is one matrix. That of a wider side consists of
-            blocks of at most that size; beyond eight blocks it is a diagonal.
-        dtype: the dtype in which the factors of past tasks are kept, float32 or wider by default; or "8bit".
-        damping: what is added to each eigenvalue of G, as a part of their mean. Outputs to which the loss is not
-            sensitive, as long as all other layers stay as they are, would otherwise be free, although these change too.
-
-    Example:
-        >>> Product(dtype=torch.bfloat16)
-        Product(largest=2048, dtype=torch.bfloat16, damping=0.05)
-    """
-
-    largest: int = 2048
-    dtype: torch.dtype | Literal["8bit"] | None = None
-    damping: float = 0.05
-
-    def __post_init__(self) -> None:
-        check_whole("largest", self.largest, 1)
-        check_number("damping", self.damping, 0)
-        floating = isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point and self.dtype.itemsize > 1
-        if not (self.dtype is None or self.dtype == "8bit" or floating):
-            raise MooringError(
-                f'dtype={self.dtype!r} is not allowed: give a floating-point dtype of 16 bits or more, or "8bit"'
-            )
 
 
 def factor_shapes(low_rank: LowRank, largest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -7,8 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mooring.curvature.low_rank import LowRank, low_rank_of
-from mooring.curvature.peft import convolution_refusal, is_tuner, peft_low_rank, prompt_reasons
+from mooring.curvature.low_rank import (
+    LowRank,
+    convolution_refusal,
+    is_tuner,
+    low_rank_of,
+    peft_low_rank,
+    prompt_reasons,
+)
 from mooring.distributed.dtensor import sharded
 from mooring.errors import MooringError
 

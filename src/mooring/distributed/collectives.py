@@ -1,59 +1,16 @@
 """Collectives over ranks that each see a part of the batch: samples, gradients and sums of many tensors."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mooring.distributed.dtensor import mesh_of, sharded
+from mooring.distributed.dtensor import mesh_of, sharded, world_size
 
 BUCKET_SIZE = 1 << 23
 """Numbers in one all-reduce."""
-
-
-_is_alone = False
-"""Whether this rank computes by itself, in `one_process`."""
-
-
-@contextmanager
-def one_process() -> Iterator[None]:
-    """Let this rank compute by itself, as one process would; it must not wait for other ranks meanwhile.
-
-    Example:
-        >>> with one_process():
-        ...     world_size()
-        1
-    """
-    global _is_alone
-    before, _is_alone = _is_alone, True
-    try:
-        yield
-    finally:
-        _is_alone = before
-
-
-def world_size() -> int:
-    """Return the number of processes that train together.
-
-    Example:
-        >>> world_size()
-        1
-    """
-    alone = _is_alone or not (dist.is_available() and dist.is_initialized())
-    return 1 if alone else dist.get_world_size()
-
-
-def rank() -> int:
-    """Return the rank of this process.
-
-    Example:
-        >>> rank()
-        0
-    """
-    return dist.get_rank() if world_size() > 1 else 0
 
 
 def all_reduce_observation(

@@ -1,7 +1,8 @@
-"""Helpers for sharded parameters: the part on this rank, the whole DTensor, and reductions over shards."""
+"""Ranks, and helpers for sharded parameters: the part on this rank, the whole DTensor, and reductions over shards."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,48 @@ from mooring.rules import Importance
 
 PLAIN = frozenset({Tensor, nn.Parameter})
 """Types that are certainly not sharded: a fast check, since each step asks about every parameter several times."""
+
+
+_is_alone = False
+"""Whether this rank computes by itself, in `one_process`."""
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Let this rank compute by itself, as one process would; it must not wait for other ranks meanwhile.
+
+    Example:
+        >>> with one_process():
+        ...     world_size()
+        1
+    """
+    global _is_alone
+    before, _is_alone = _is_alone, True
+    try:
+        yield
+    finally:
+        _is_alone = before
+
+
+def world_size() -> int:
+    """Return the number of processes that train together.
+
+    Example:
+        >>> world_size()
+        1
+    """
+    alone = _is_alone or not (dist.is_available() and dist.is_initialized())
+    return 1 if alone else dist.get_world_size()
+
+
+def rank() -> int:
+    """Return the rank of this process.
+
+    Example:
+        >>> rank()
+        0
+    """
+    return dist.get_rank() if world_size() > 1 else 0
 
 
 def sharded(tensor: Tensor) -> bool:

@@ -14,8 +14,7 @@ from mooring.backends.budget_solver import UNUSED_PULL, BudgetSolver
 from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.backends.host_copy import HostCopy
-from mooring.distributed.collectives import world_size
-from mooring.distributed.dtensor import local_tensor
+from mooring.distributed.dtensor import local_tensor, world_size
 from mooring.errors import MooringError, UnheldWarning, first_line, warn
 from mooring.hold.average import FEWEST_UPDATES, ParameterAverage
 from mooring.hold.controller import RESERVE, next_scale

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from mooring.attachment import UnreadReference, attach
-from mooring.distributed.collectives import rank
-from mooring.distributed.dtensor import gathered
+from mooring.distributed.dtensor import gathered, rank
 from mooring.errors import MooringError, unknown, warn
 from mooring.integrations.state_file import load, load_for, save
 from mooring.mooring import Mooring

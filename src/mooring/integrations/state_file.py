@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mooring.distributed.collectives import rank
-from mooring.distributed.dtensor import gathered, local_tensor, reduce_over_shards, reshard, sharded
+from mooring.distributed.dtensor import gathered, local_tensor, rank, reduce_over_shards, reshard, sharded
 from mooring.errors import MooringError
 from mooring.mooring import Mooring
 from mooring.rules import State

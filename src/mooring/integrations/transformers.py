@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mooring.distributed.collectives import world_size
+from mooring.distributed.dtensor import world_size
 from mooring.errors import MooringError
 from mooring.integrations.deferred_attach import MEASURED, DeferredAttach, MooringOwner, SavedState
 from mooring.integrations.state_file import NAME, is_sharded, save

@@ -16,8 +16,7 @@ from mooring.curvature.observed_factors import (
     observed_shapes,
 )
 from mooring.curvature.product_factors import factor_shapes, observe_products
-from mooring.distributed.collectives import world_size
-from mooring.distributed.dtensor import gathered_parameters, sharded
+from mooring.distributed.dtensor import gathered_parameters, sharded, world_size
 from mooring.errors import MooringError
 from mooring.observe.output_observer import ForwardHook, OutputObserver, gradient_versions
 from mooring.state.mooring_state import MooringState, is_one_graph
@@ -193,22 +192,3 @@ def _accumulates(p: Tensor) -> bool:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # torch.autograd.grad() returns its gradient instead
         return False
-
-
-def make_observers(
-    states: MooringState, outputs: Callable[[Any], Tensor] | None = None
-) -> tuple[OutputObserver | None, LayerObserver | None]:
-    """Create the observers of outputs and of layers that an importance needs; None for each that it does not need."""
-    importance = states.importance
-    watches = importance.watches != "nothing"
-    output_observer = OutputObserver(states.model, importance, states, outputs) if watches else None
-    if not importance.by_layer and not states.products:
-        return output_observer, None
-    batch_size = getattr(importance, "batch_size", None)
-
-    def predictions() -> float | Tensor:
-        if batch_size:
-            return float(batch_size) / world_size()
-        return output_observer.observation.samples if output_observer else 0.0
-
-    return output_observer, LayerObserver(states, predictions)

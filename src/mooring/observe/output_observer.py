@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from mooring.backends.eager import autocast_disabled
-from mooring.distributed.collectives import all_reduce_observation, rank
-from mooring.distributed.dtensor import gathered_parameters, local_tensor, local_tensors, sharded
+from mooring.distributed.collectives import all_reduce_observation
+from mooring.distributed.dtensor import gathered_parameters, local_tensor, local_tensors, rank, sharded, world_size
 from mooring.errors import MooringError
 from mooring.rules import Importance
 from mooring.state.mooring_state import MooringState
@@ -249,8 +249,10 @@ class OutputObserver:
 
         `instead` is the number of samples that the layers saw, for a model whose parts are called instead of itself.
         """
-        wanted = self.states.trained() if self.importance.watches == "outputs" else []
-        total = Observation(*all_reduce_observation(self.observation.samples, self.observation.gradients, wanted))
+        total = Observation(self.observation.samples, self.observation.gradients)
+        if world_size() > 1:
+            wanted = self.states.trained() if self.importance.watches == "outputs" else []
+            total = Observation(*all_reduce_observation(total.samples, total.gradients, wanted))
         self.discard()
         if total.is_empty and instead and self.importance.watches == "samples":
             return Observation(instead)

@@ -1,10 +1,12 @@
 """Estimation of importance from data at the present parameters, without a training step."""
 
 import math
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +17,6 @@ from mooring.observe.output_observer import OutputObserver
 from mooring.reference.batches import LEAVE_OUT, LOSS_HINT, Data, Loss, Outputs, name_batch, scalar_loss
 from mooring.reference.memory_estimate import check_memory
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
-from mooring.reference.progress import progress
 from mooring.reference.rank_shares import RankShare, combine_ranks, gather_objects
 from mooring.reference.reference_labels import default_loss_in_one_pass
 from mooring.rules import Importance
@@ -210,3 +211,43 @@ def _length(data: Any, batches: int | None) -> int | None:
     except TypeError:  # an iterator, a loader of a stream or a function
         return batches
     return length if batches is None else min(length, batches)
+
+
+T = TypeVar("T")
+WIDTH = 24
+
+
+def progress(items: Iterable[T], what: str, total: int | None, *, show: bool | None = None) -> Iterator[T]:
+    """Iterate with a progress bar on stderr, which is cleared at the end.
+
+    Args:
+        items: what to iterate over.
+        what: the name of the activity.
+        total: the number of items; None if it is not known.
+        show: whether to draw the bar; None draws it only on a terminal.
+
+    Example:
+        >>> list(progress("ab", "reading", 2))
+        ['a', 'b']
+    """
+    if not (sys.stderr.isatty() if show is None else show):
+        yield from items
+        return
+    start, length = time.monotonic(), 0
+
+    def line(done: int) -> str:
+        elapsed = time.monotonic() - start
+        if not total:
+            return f"{what} {done}, {elapsed:.0f} s"
+        full = WIDTH * min(done, total) // total
+        left = f", {elapsed / done * max(total - done, 0):.0f} s left" if done else ""
+        return f"{what} [{'=' * full}{' ' * (WIDTH - full)}] {done}/{total}{left}"
+
+    try:
+        for done, item in enumerate(items):
+            text = line(done)
+            print(f"\r{text:<{length}}", end="", file=sys.stderr, flush=True)
+            length = len(text)
+            yield item
+    finally:
+        print(f"\r{'':<{length}}\r", end="", file=sys.stderr, flush=True)

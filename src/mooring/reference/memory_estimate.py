@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from mooring.curvature.kronecker_factors import factor_shape
-from mooring.curvature.product_factors import Product, factor_shapes
-from mooring.distributed.collectives import world_size
+from mooring.curvature.low_rank import Product
+from mooring.curvature.product_factors import factor_shapes
+from mooring.distributed.dtensor import world_size
 from mooring.errors import MooringError
 from mooring.reference.rank_shares import stop_together
 from mooring.state.memory import compute_dtype_of

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from mooring.distributed.collectives import all_reduce_many, one_process, rank, world_size
-from mooring.distributed.dtensor import is_fully_sharded, mesh_of
+from mooring.distributed.collectives import all_reduce_many
+from mooring.distributed.dtensor import is_fully_sharded, mesh_of, one_process, rank, world_size
 from mooring.errors import MooringError
 from mooring.reference.batches import Data, device_of, iter_batches, to_device
 from mooring.state.mooring_state import MooringState

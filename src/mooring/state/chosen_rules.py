@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mooring import rules
-from mooring.curvature.product_factors import Product
+from mooring.curvature.low_rank import Product
 from mooring.errors import MooringError, unknown, warn
 from mooring.rules import (
     EWC,

@@ -18,7 +18,8 @@ from mooring.curvature.kronecker_factors import (
     layer_groups,
     layers_with_factors,
 )
-from mooring.curvature.product_factors import ROOT_SLOTS, Product, ProductFactors
+from mooring.curvature.low_rank import Product
+from mooring.curvature.product_factors import ROOT_SLOTS, ProductFactors
 from mooring.curvature.products import Products, by_parameters, find_products, sample_layer
 from mooring.distributed.dtensor import local_part, local_tensor, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning, first_and_count, warn

@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import mooring
 from library.adapters.low_rank_nets import Adapted
 from library.distributed.ranks import run_cases
-from mooring.distributed.collectives import one_process
-from mooring.distributed.dtensor import gathered
+from mooring.distributed.dtensor import gathered, one_process
 from mooring.errors import MooringError
 from mooring.integrations.state_file import save
 from mooring.reference import memory_estimate
