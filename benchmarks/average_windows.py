@@ -20,7 +20,7 @@ from run_log import Row, append_row, read_rows, rows_to_continue
 from torch import Tensor
 
 import mooring
-from mooring.hold.average import decay_of
+from mooring.hold.finish import decay_of
 from mooring.reference.pass_cost import MEASURING_INTERVAL
 
 STEPS = [50, 100, 200]

@@ -29,7 +29,7 @@ from run_log import Choice, Row, Schedule, append_row, read_rows, rows_to_contin
 from torch import nn
 
 from mooring import Budget
-from mooring.hold import reference_gauges
+from mooring.hold import distil
 from mooring.reference.pass_cost import rows_of, samples_of
 
 SCHEDULES: dict[str, tuple[float, int] | None] = {
@@ -99,9 +99,9 @@ def distilling(method: str) -> Iterator[None]:
             def split(model: nn.Module, batches: Sequence[Any], *, normalized: bool = False) -> tuple[list[Any], int]:
                 return parts_of(batches, part), every
 
-            stack.enter_context(patch.object(reference_gauges, "distillation_schedule", split))
+            stack.enter_context(patch.object(distil, "distillation_schedule", split))
         if method == "mixed":
-            stack.enter_context(patch.object(reference_gauges, "MOST_INPUTS", math.inf))
+            stack.enter_context(patch.object(distil, "MOST_INPUTS", math.inf))
         yield
 
 

@@ -17,12 +17,9 @@ from mooring.diagnose.diagnosis import Diagnosis, diagnose_states
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError
-from mooring.hold.distillation import weight_control
-from mooring.hold.gauge import Gauge
-from mooring.hold.history import MeasuredPoint
+from mooring.hold.distil import make_distillation, weight_control
+from mooring.hold.measure import Gauge, MeasuredPoint, Measurement, make_gauge, read_batches
 from mooring.hold.measured_budget import MeasuredBudget
-from mooring.hold.measurement import Measurement
-from mooring.hold.reference_gauges import make_distillation, make_gauge, read_batches
 from mooring.optimizers import (
     ATTACHED,
     check_optimizer,
@@ -518,7 +515,7 @@ class Mooring:
         distillation = make_distillation(
             self.model,
             meter.budget,
-            float(meter.budget.nats),
+            meter.named_of_runs,
             others,
             loss,
             self._outputs,

@@ -6,7 +6,8 @@ import torch
 import mooring
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
 from mooring.errors import MooringError
-from mooring.rules import Blend
+from mooring.rules import Blend, merges
+from mooring.state.chosen_rules import choose_rules
 from mooring_lab.methods import METHODS, find_method, resolve_methods
 from mooring_lab.methods.budgets import ReferenceOptions
 from mooring_lab.methods.groups import GROUPS
@@ -17,7 +18,7 @@ IMPORTANCES = {"ewc": EWC, "mas": MAS, "si": SI, "rwalk": RWalk, "uniform": Unif
 SIGNS = {"si-absolute": "absolute", "si-signed": "signed", "si-negative": 0.001}
 CONTROLS = ["plain", "frozen", "frozen-after-first", "joint"]
 REPLAY = ["er", "mir", "a-gem", "der++", "tpgm"]
-REFERENCES = ["distil", "budget-measured", "budget-distil"]
+REFERENCES = ["distil", "mooring", "budget-measured", "budget-distil"]
 MATCHED = ["summed-ewc", "clamped-summed-ewc", "laplace-kronecker", "clamped-laplace-kronecker"]
 PROJECTIONS = ["gpm", "nscl", "owm", "ftp", "tpgm"]
 NAMES = [
@@ -42,7 +43,7 @@ NAMES = [
 
 
 def test_registry_has_exactly_the_documented_methods():
-    assert len(NAMES) == 61
+    assert len(NAMES) == 62
     assert set(METHODS) == set(NAMES)
     assert all(method.name == name for name, method in METHODS.items())
 
@@ -146,10 +147,16 @@ def test_controls_and_replay_have_no_importance():
 
 def test_methods_with_a_reference_measure_or_distil_or_both():
     assert {name for name, method in METHODS.items() if isinstance(method.plugin, ReferenceOptions)} == set(REFERENCES)
-    assert [find_method(name).plugin.measures for name in REFERENCES] == [False, True, True]
-    assert [find_method(name).plugin.distils for name in REFERENCES] == [True, False, True]
+    assert [find_method(name).plugin.measures for name in REFERENCES] == [False, True, True, True]
+    assert [find_method(name).pull(0.1).distil for name in REFERENCES[1:]] == [None, False, None]
     assert find_method("budget-measured").importance(0) == find_method("budget-kronecker").importance(0)
     assert find_method("distil").importance is None
+
+
+def test_mooring_has_the_rules_of_attach_with_a_reference():
+    method, rules = find_method("mooring"), choose_rules(reference=True)
+    assert (method.importance(0), method.pull(method.strength)) == (rules.importance, rules.pull)
+    assert merges.resolve(method.merge) is rules.merge
 
 
 def test_only_unclamped_penalties_can_extrapolate():

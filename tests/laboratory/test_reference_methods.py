@@ -8,10 +8,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, kl_div
 
 import mooring
-from laboratory.small import class_stream, domain_stream, growing_stream, spec_for
+from laboratory.small import class_stream, domain_stream, growing_stream, optimizer_by_hand, spec_for
 from mooring.errors import MooringError, UnheldWarning
-from mooring.hold.distillation import DIRECT, first_weight, next_weight
-from mooring.reference.split import split_batches
+from mooring.state.chosen_rules import DEFAULT_NATS
 from mooring_lab.fleet import checkpoint
 from mooring_lab.fleet.fleet import Fleet, Position
 from mooring_lab.methods import METHODS, budgets, find_method
@@ -24,6 +23,7 @@ from mooring_lab.networks.inputs import normalize_pixels
 STREAMS = {"classes": class_stream(images=48), "domains": domain_stream(images=48)}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 SMALL = "laboratory.test_reference_methods:small"
+NORMALIZED = "laboratory.test_reference_methods:normalized"
 MEMORY = 42
 """For each of two past tasks 21 samples: 6 batches of at most 4, the last with one sample."""
 
@@ -32,61 +32,47 @@ def small(shape: tuple[int, int, int]) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], 12), nn.Tanh())
 
 
-class HandDistillation:
-    """The gradient of the divergence from stored predictions, a batch in each step; at most as long as the task's."""
+def normalized(shape: tuple[int, int, int]) -> nn.Module:
+    """Right after a linear layer, gradients of rounding errors would remain, which AdamW divides by their size."""
+    linear = nn.Linear(shape[1] * shape[2], 8)
+    return nn.Sequential(nn.Flatten(), linear, nn.Tanh(), nn.BatchNorm1d(8))
 
-    def __init__(self, named: float) -> None:
-        self.weight, self.batches, self.targets, self.settings = first_weight(named), [], [], None
-        self.references, self.control = [self], DIRECT  # steps of SGD grow with the gradient
-        self.limited = 0
-        self.outputs = None  # the classes that had come when the targets were recorded; None for all
 
-    def record(self, model) -> None:
-        model.eval()
-        self.targets = [model(**batch)[:, : self.outputs].log_softmax(-1).detach() for batch in self.batches]
+class Moored(nn.Module):
+    """A network with an active head, which a gauge remembers."""
 
-    def divergence(self, model, step: int) -> torch.Tensor:
-        number = step % len(self.batches)
-        outputs = model.eval()(**self.batches[number])[:, : self.outputs].log_softmax(-1)
-        return kl_div(outputs, self.targets[number], reduction="batchmean", log_target=True)
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.head = network, 0
 
-    def gradients(self, model, parameters, step: int) -> dict[torch.Tensor, torch.Tensor]:
-        with torch.enable_grad():
-            added = torch.autograd.grad(self.divergence(model, step), list(parameters), allow_unused=True)
-        model.train()
-        pairs = [(p, g) for p, g in zip(parameters, added, strict=True) if g is not None]
-        ratio = sum(p.grad.square().sum() for p, _ in pairs).sqrt() / sum(g.square().sum() for _, g in pairs).sqrt()
-        self.limited += bool(ratio < self.weight)
-        return {p: min(float(ratio.nan_to_num(0.0)), self.weight) * g for p, g in pairs}
-
-    def adjust(self, measured, named, gain, *, binding) -> None:
-        self.weight = next_weight(self.weight, measured, named, gain, binding=binding)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x, self.head)
 
 
 class Loop:
-    """A plain loop over one network; budgets are those of `mooring.attach`, measured on data of each past task."""
+    """A plain loop over one network with `mooring.attach`, or, without a budget, with distillation by hand.
+
+    The reference of a past task is its share of the memory. `mooring` is attached with it once a task is over, as
+    to any model that is already trained; the others are attached before the first task.
+    """
 
     def __init__(self, spec, stream) -> None:
         self.spec, self.stream, self.method = spec, stream, find_method(spec.method)
-        self.model = initial_network(spec.network, stream, spec.seed, dtype=torch.float64)
-        settings = {"lr": spec.lr, "momentum": spec.momentum, "weight_decay": spec.weight_decay}
-        self.optimizer = torch.optim.SGD(self.model.parameters(), **settings)
-        self.distillation = HandDistillation(spec.strength)
-        self.moor, self.measured, self.before, self.scales = None, [], [], []
-        if self.method.importance is not None:
-            self.moor = mooring.attach(
-                self.model,
-                self.optimizer,
-                importance=self.method.importance(0),
-                pull=replace(self.method.pull(spec.strength), distil=False),  # distillation is by hand
-                merge="sum",
-                exclude="heads" if stream.heads == "per task" else (),
-            )
+        self.model = Moored(initial_network(spec.network, stream, spec.seed, dtype=torch.float64))
+        self.optimizer = optimizer_by_hand(spec, self.model.parameters())
+        self.kept: list[dict] = []
+        self.targets: list[torch.Tensor] = []
+        self.moor, self.measured, self.before = None, [], []
+        self.options = {"exclude": "network.heads" if stream.heads == "per task" else (), "progress": False}
+        if self.method.importance is not None and not self.method.plugin.attached:
+            rules = {"importance": self.method.importance(0), "pull": self.method.pull(spec.strength), "merge": "sum"}
+            self.moor = mooring.attach(self.model, self.optimizer, buffers=spec.buffers, **rules, **self.options)
 
     def train(self) -> "Loop":
         for number, task in enumerate(self.stream.tasks):
+            self.model.head = self.stream.head(number)
             if number and self.stream.heads == "per task":
-                self.model.inherit(number, number - 1)
+                self.model.network.inherit(number, number - 1)
             self.optimizer.state.clear()
             steps = 0
             for epoch in range(self.spec.epochs):
@@ -96,40 +82,50 @@ class Loop:
             self.end_task(number)
         return self
 
-    def inputs(self, batch: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
-        x = normalize_pixels(self.stream.train.images[batch], torch.float64)
-        return {"x": x, "head": torch.full((len(batch),), self.stream.head(number))}
+    def images(self, batch: torch.Tensor) -> torch.Tensor:
+        return normalize_pixels(self.stream.train.images[batch], torch.float64)
 
     def step(self, batch: torch.Tensor, number: int, step: int) -> None:
         self.optimizer.zero_grad()
-        x = self.inputs(batch, number)["x"]
-        logits, labels = self.model.train()(x, self.stream.head(number)), self.stream.train.labels[batch]
+        logits, labels = self.model.train()(self.images(batch)), self.stream.train.labels[batch]
         if self.stream.scenario == "class":  # two classes a task
             logits, labels = logits[:, : 2 * (number + 1)], labels + 2 * number
         loss = cross_entropy(logits, labels)
-        if self.moor is None and number:
-            loss = loss + self.spec.strength * self.distillation.divergence(self.model, step)
+        if self.kept:
+            loss = loss + self.spec.strength * self.divergence(step)
         loss.backward()
         self.optimizer.step()
 
+    def predictions(self, number: int) -> torch.Tensor:
+        return self.model.network.eval()(**self.kept[number])[:, : self.outputs].log_softmax(-1)
+
+    def divergence(self, step: int) -> torch.Tensor:
+        number = step % len(self.kept)
+        value = kl_div(self.predictions(number), self.targets[number], reduction="batchmean", log_target=True)
+        self.model.train()
+        return value
+
     def end_task(self, number: int) -> None:
-        kept = task_order(self.spec.seed, number, 0, self.stream.tasks[number].train)[: self.spec.memory // 2]
-        batches = [self.inputs(batch, number) for batch in kept.split(self.spec.batch)]
-        gauge, others = split_batches(batches) if self.method.plugin.distils else (batches, [])
-        if number + 1 < len(self.stream.tasks):
-            self.distillation.batches += others if self.moor else batches
-        if self.moor is None:
-            self.distillation.outputs = 2 * (number + 1) if self.stream.scenario == "class" else None
-            self.distillation.record(self.model)
+        order = task_order(self.spec.seed, number, 0, self.stream.tasks[number].train)
+        batches = order[: self.spec.memory // 2].split(self.spec.batch)
+        last = number + 1 == len(self.stream.tasks)
+        if self.method.importance is None:
+            self.outputs = 2 * (number + 1) if self.stream.scenario == "class" else None
+            heads = (torch.full((len(batch),), self.stream.head(number)) for batch in batches)
+            self.kept += [] if last else [{"x": self.images(b), "head": h} for b, h in zip(batches, heads, strict=True)]
+            self.targets = [self.predictions(index).detach() for index in range(len(self.kept))]
             return
-        meter = self.moor._meter
+        reference = [(self.images(batch), self.stream.train.labels[batch]) for batch in batches]
+        if self.moor is None:
+            pull = {} if self.spec.strength == DEFAULT_NATS else {"pull": mooring.Budget(self.spec.strength)}
+            self.moor = mooring.attach(
+                self.model, self.optimizer, reference=reference, batches=None, **pull, **self.options
+            )
+            return
         if number:
             self.before.append(self.moor.measured().nats)
-            self.scales.append(meter.solver.scale)
-            self.measured.append(self.moor.finish().nats)
-        if self.method.plugin.distils:
-            meter.distillation = self.distillation
-        self.moor.consolidate(data=gauge)
+        forgotten = self.moor.finish() if last else self.moor.consolidate(data=reference, progress=False)
+        self.measured += [forgotten.nats] if number else []
 
 
 def specs_for(method: str, stream, strengths, **settings):
@@ -149,26 +145,42 @@ def test_distillation_in_a_fleet_equals_a_plain_loop(kind):
     specs = specs_for("distil", stream, (0.3, 3.0), weight_decay=0.01)
     weights = final(Fleet(specs, stream))
     for spec in specs:
-        torch.testing.assert_close(weights[spec.key], Loop(spec, stream).train().model.state_dict(), **EXACT)
+        torch.testing.assert_close(weights[spec.key], Loop(spec, stream).train().model.network.state_dict(), **EXACT)
+
+
+ADAMW = {"optimizer": "adamw", "lr": 0.01}
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("method", ["budget-measured", "budget-distil"])
-def test_measured_budget_in_a_fleet_equals_a_loop_with_attach(method, kind):
-    stream = STREAMS[kind]
-    specs = specs_for(method, stream, (0.03, 3.0))
+@pytest.mark.parametrize("settings", [{}, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("network", [SMALL, NORMALIZED], ids=["small", "batch-norm"])
+@pytest.mark.parametrize("method", ["mooring", "budget-measured", "budget-distil"])
+def test_measured_budget_in_a_fleet_equals_a_loop_with_attach(method, network, settings, kind):
+    stream, buffers = STREAMS[kind], "follow" if method == "mooring" else "frozen"  # attach(reference=) freezes them
+    specs = specs_for(method, stream, (0.003, 0.1), network=network, buffers=buffers, **settings)
     weights, loops = final(Fleet(specs, stream)), [Loop(spec, stream).train() for spec in specs]
     for spec, loop in zip(specs, loops, strict=True):
-        torch.testing.assert_close(weights[spec.key], loop.model.state_dict(), **EXACT)
-        assert max(loop.measured) <= spec.strength
-    assert any(max(loop.before) > loop.spec.strength for loop in loops)  # some returned at the end of a task
-    assert any(max(loop.before) <= loop.spec.strength for loop in loops)
-    assert len({scale for loop in loops for scale in loop.scales}) > 4  # the controllers acted
-    assert method == "budget-measured" or any(loop.distillation.limited for loop in loops)
+        torch.testing.assert_close(weights[spec.key], loop.model.network.state_dict(), **EXACT)
+    assert any(max(loop.before) > loop.spec.strength for loop in loops)  # something returned at the end of a task
+
+
+def test_average_at_the_end_of_a_task_equals_that_of_a_loop_with_attach(own_method):
+    name = own_method(
+        lambda nats: mooring.Budget(nats, average=True),
+        importance=lambda seed: mooring.EWC(decay=None, per_sample=True),
+        plugin=ReferenceOptions(measures=True),
+        memory=MEMORY,
+    )
+    specs = specs_for(name, STREAMS["domains"], (0.001, 10.0))
+    weights, loops = final(Fleet(specs, STREAMS["domains"])), [Loop(s, STREAMS["domains"]).train() for s in specs]
+    for spec, loop in zip(specs, loops, strict=True):
+        torch.testing.assert_close(weights[spec.key], loop.model.network.state_dict(), **EXACT)
+    assert any(max(loop.before) > loop.spec.strength for loop in loops)
 
 
 def test_every_method_with_a_reference_is_compared_with_a_loop():
-    assert {method.name for method in budgets.METHODS} == {"distil", "budget-measured", "budget-distil"}
+    names = {"distil", "budget-measured", "budget-distil", "mooring"}
+    assert {method.name for method in budgets.METHODS} == names
 
 
 @pytest.fixture
@@ -190,7 +202,8 @@ def test_budget_over_several_past_tasks_equals_a_loop_with_attach(own_method):
     )
     spec = specs_for(name, STREAMS["domains"], (0.003,))[0]
     loop = Loop(spec, STREAMS["domains"]).train()
-    torch.testing.assert_close(final(Fleet([spec], STREAMS["domains"]))[spec.key], loop.model.state_dict(), **EXACT)
+    weights = final(Fleet([spec], STREAMS["domains"]))[spec.key]
+    torch.testing.assert_close(weights, loop.model.network.state_dict(), **EXACT)
     assert max(loop.before) > 0.003 >= max(loop.measured)
 
 

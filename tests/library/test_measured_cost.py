@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 import mooring
 from mooring.backends import budget_solver
 from mooring.curvature import kronecker_factors
-from mooring.hold.gauge import Gauge
-from mooring.reference import coarse_divergence as coarse
+from mooring.hold.measure import Gauge
+from mooring.reference import divergence as coarse
 from mooring.reference.pass_cost import DISTILLATION, DISTILLATION_FOR_ADAM, distillation_schedule
 from mooring.reference.placement import placed
 from waiting import waiting_refused

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import mooring
-from mooring.hold.history import MAX_POINTS, MeasuredHistory, MeasuredPoint
+from mooring.hold.measure import MAX_POINTS, MeasuredHistory, MeasuredPoint
 from mooring.reference.pass_cost import MEASURING_INTERVAL
 
 

@@ -87,7 +87,7 @@ def test_mixtures_are_distilled_after_the_inputs_themselves(distil):
     loss = cross_entropy(current(x), y)
     parameters = list(current.parameters())
     gradients = zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(value, parameters), strict=True)
-    weight = mooring.hold.distillation.first_weight(1e6)
+    weight = float(mooring.hold.distil.first_weight(torch.tensor(1e6)))
     for parameter, start, (task, added) in zip(model.parameters(), parameters, gradients, strict=True):
         torch.testing.assert_close(parameter, start - 0.05 * (task + weight * added), rtol=1e-5, atol=1e-7)
 

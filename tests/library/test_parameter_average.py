@@ -211,7 +211,7 @@ def test_parameters_are_averaged_by_default_wherever_forgetting_is_measured(kind
 
 def test_short_task_ends_at_its_last_parameters_unless_it_must_average(monkeypatch):
     for fewest, moves in ((3, False), (2, True)):
-        monkeypatch.setattr("mooring.hold.measured_budget.FEWEST_UPDATES", fewest)
+        monkeypatch.setattr("mooring.hold.control.FEWEST_UPDATES", fewest)
         model, optimizer, moor = moored(mooring.Budget(1.0))
         train(model, optimizer, task(2, 3 * EVERY))  # a copy and two updates
         last = values(model)

@@ -11,7 +11,7 @@ from library.adapters.low_rank_nets import Adapted
 from library.live_memory import peak_bytes
 from mooring.curvature import sampled_places
 from mooring.errors import MooringError
-from mooring.hold.reference_gauges import ROUNDS
+from mooring.hold.distil import ROUNDS
 from mooring.reference import divergence, memory_estimate, reference_labels
 from mooring.rules import Kronecker
 

@@ -31,8 +31,12 @@ class HostCopy:
             self._host = tensor.cpu()
         self.ready = self._copied is None
 
-    def tolist(self) -> Any:
-        """Return the values; wait for them if need be."""
+    def read(self) -> Tensor:
+        """Return the tensor on the host; wait for it if need be."""
         if self._copied is not None:
             self._copied.synchronize()
-        return self._host.tolist()
+        return self._host
+
+    def tolist(self) -> Any:
+        """Return the values; wait for them if need be."""
+        return self.read().tolist()

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from mooring.errors import MooringError
-from mooring.hold.gauge import Gauge
+from mooring.hold.measure import Gauge
 from mooring.reference.batches import Loss, Outputs
 from mooring.reference.divergence import StoredPredictions
 from mooring.reference.mixtures import MixedBatches

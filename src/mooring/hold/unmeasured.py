@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from mooring.hold.gauge import Gauge
-from mooring.hold.history import MeasuredPoint
+from mooring.hold.measure import Gauge, MeasuredPoint
 
 
 class Unmeasured:

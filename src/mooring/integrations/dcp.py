@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from mooring.distributed.dtensor import local_tensor, to_dtensor
 from mooring.errors import MooringError
-from mooring.hold.average import PREFIX
+from mooring.hold.finish import PREFIX
 from mooring.mooring import Mooring
 
 __all__ = ["load"]

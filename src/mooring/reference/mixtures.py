@@ -1,7 +1,7 @@
 """Mixtures of a small reference's inputs: more places at which to compare a model with the original one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class MixedBatches(Sequence[Any]):
     def __init__(self, batches: Sequence[Any], rounds: int) -> None:
         self.own = list(batches)
         self.rounds = rounds if _can_be_mixed(self.own) else 0
+        self._sizes = [count_inputs(batch) for batch in self.own] if self.rounds else []
 
     def __len__(self) -> int:
         return len(self.own) * (1 + self.rounds)
@@ -44,17 +45,36 @@ class MixedBatches(Sequence[Any]):
             raise IndexError(index)
         if index < len(self.own):
             return self.own[index]
-        generator = torch.Generator().manual_seed(index)
-        samples = _inputs_of(self.own[index % len(self.own)])
-        others = _inputs_of(self.own[int(torch.randint(len(self.own), (), generator=generator))])
-        count, available = _count(samples), _count(others)
-        rows = torch.randint(available, (count,), generator=generator)
-        weights = torch.rand(count, generator=generator)
+        drawn = draw_mixture(index, self._sizes)
+        samples, others = _inputs_of(self.own[index % len(self.own)]), _inputs_of(self.own[drawn.other])
+        rows, weights = drawn.rows, drawn.weights
         if isinstance(samples, Tensor):
             assert isinstance(others, Tensor)
             return _mix(samples, others, rows, weights)
         assert isinstance(others, dict)
         return {name: _mix(samples[name], others[name], rows, weights) for name in samples}
+
+
+class Mixture(NamedTuple):
+    """How the samples of a batch are mixed.
+
+    Attributes:
+        other: the number of the batch that they are mixed with.
+        rows: its sample for each of them.
+        weights: the weight of their own.
+    """
+
+    other: int
+    rows: Tensor
+    weights: Tensor
+
+
+def draw_mixture(index: int, sizes: Sequence[int]) -> Mixture:
+    """Draw a mixture of the batch `index % len(sizes)`, seeded by the index; `sizes` are those of all batches."""
+    generator = torch.Generator().manual_seed(index)
+    other, count = int(torch.randint(len(sizes), (), generator=generator)), sizes[index % len(sizes)]
+    rows = torch.randint(sizes[other], (count,), generator=generator)
+    return Mixture(other, rows, torch.rand(count, generator=generator))
 
 
 def count_inputs(batch: Any) -> int:

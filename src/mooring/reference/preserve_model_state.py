@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,11 @@ OF_TORCH = nn.Module().__dict__.keys() - {"training"}
 
 REBOUND = (bool, int, float, Tensor, tuple, list, dict, type(None))
 """The types of attributes that are bound as before."""
+
+Settings = dict[str, dict[str, Any]]
+"""The plain attributes of the modules that are not torch's own, by the module's name."""
+
+PLAIN = (bool, int, float, str, type(None))
 
 
 @contextmanager
@@ -135,3 +140,37 @@ def _renormalized(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     for module in modules:
         if module.__dict__.get("max_norm") is not None:
             yield from module.parameters(recurse=False)
+
+
+def read_settings(model: nn.Module) -> Settings:
+    """Return the plain attributes of a model's modules, without their mode.
+
+    Example:
+        >>> class Heads(nn.Module):
+        ...     head = "old"
+        >>> model = Heads()
+        >>> model.head = "new"
+        >>> read_settings(model)
+        {'': {'head': 'new'}}
+    """
+    own = ((name, module) for name, module in model.named_modules() if not type(module).__module__.startswith("torch."))
+    settings = {name: _plain_attributes(module) for name, module in own}
+    return {name: attributes for name, attributes in settings.items() if attributes}
+
+
+@contextmanager
+def applied_settings(modules: Mapping[str, nn.Module], settings: Settings) -> Iterator[None]:
+    """Give the modules of a model, by name, these settings, and restore their own after."""
+    present = {name: _plain_attributes(modules[name]) for name in settings if name in modules}
+    for name in present:
+        modules[name].__dict__.update(settings[name])
+    try:
+        yield
+    finally:
+        for name, attributes in present.items():
+            modules[name].__dict__.update(attributes)
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    attributes = module.__dict__.items()
+    return {name: v for name, v in attributes if isinstance(v, PLAIN) and name != "training" and name[:1] != "_"}

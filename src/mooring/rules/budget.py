@@ -164,7 +164,7 @@ class Budget:
             also mixed with each other; "unmixed" is as None without that. It has no effect on a budget that is not
             measured.
         average: whether the end of a task takes an average of the trained parameters over about the last 50 steps, if
-            that keeps the budget or has forgotten no more than the last ones (`mooring.hold.average`). None does so
+            that keeps the budget or has forgotten no more than the last ones (`mooring.hold.finish`). None does so
             in tasks of more than about 420 steps. It has no effect on a budget that is not measured.
 
     Example:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from mooring.backends.budget_solver import UNUSED_PULL
 from mooring.backends.budget_terms import DiagonalTerm, KroneckerTerm, budget_term
 from mooring.backends.eager import apply_penalty, apply_pull, has_compiler, pull_is_due, update_importance
 from mooring.curvature.kronecker_factors import FACTOR_SLOTS, KroneckerFactors
@@ -131,9 +132,22 @@ class MethodState:
             samples: in the batch.
         """
         self.steps += 1
-        moved = [name for name in self.states if name in gradients]
-        for name in moved:
-            state = self.states[name]
+        self.update_importance(gradients, before, probes, samples)
+        if pull_is_due(self.pull, self.tasks, self.steps):
+            self.apply_pull([name for name in self.states if name in gradients])
+
+    @torch.no_grad()
+    def restart_importance(self) -> None:
+        """Discard what was accumulated in this task."""
+        for state in self.states.values():
+            state.importance_state, state.count = self._start_importance(state, self.tasks), 0
+
+    @torch.no_grad()
+    def update_importance(self, gradients: Tensors, before: Tensors, probes: Tensors, samples: int) -> None:
+        """Add the importance of one batch; the arguments are those of `after_step`."""
+        for name, state in self.states.items():
+            if name not in gradients:
+                continue
             if self.importance.watches == "outputs" and name not in probes:
                 continue  # the outputs do not depend on it
             state.count += 1
@@ -142,8 +156,6 @@ class MethodState:
                 tensors |= {f"state_{slot}": tensor for slot, tensor in state.importance_state.items()}
                 tensors |= {key: own[name] for key, own in (("before", before), ("probe", probes)) if name in own}
                 update_importance(self.importance, {**tensors, "samples": samples, "count": state.count})
-        if pull_is_due(self.pull, self.tasks, self.steps):
-            self.apply_pull(moved)
 
     @torch.no_grad()
     def apply_pull(self, names: Collection[str]) -> None:
@@ -174,12 +186,18 @@ class MethodState:
             allowed = self.scale * allowed
         if fixed:
             allowed = (allowed - self._unpulled(fixed)).clamp(min=0)
-        self.mu.copy_(budget_solved(lambda mu, done: _total_spent(moved, mu, done), allowed, self.mu))
+        mu = budget_solved(lambda mu, done: _total_spent(moved, mu, done), allowed, self.mu)
+        if self.scale is not None:  # runs whose pull is in reserve keep their start of the search, and are not pulled
+            waits = self.scale == UNUSED_PULL
+            self.mu.copy_(torch.where(waits, self.mu, mu))
+            mu = torch.where(waits, 0.0, mu)
+        else:
+            mu = self.mu.copy_(mu)
         for term in moved:
-            if has_compiler(self.mu.device) and not isinstance(term, KroneckerTerm):
-                apply_budget_pull(_flat_tensors(term), self.mu)
+            if has_compiler(mu.device) and not isinstance(term, KroneckerTerm):
+                apply_budget_pull(_flat_tensors(term), mu)
             else:
-                term.apply_pull(budget, self.mu)
+                term.apply_pull(budget, mu)
 
     @torch.no_grad()
     def spent(self) -> Tensor:

@@ -30,6 +30,7 @@ STRENGTHS = {
     "distil": (1.0, 1.0),
     "lwf": (3.0, 1.0),
     "der++": (0.1, 0.1),
+    "mooring": (0.1, 0.1),
     "budget-measured": (0.003, 0.1),
     "budget-distil": (0.003, 0.1),
     # on the digits by docs/projections.md; elsewhere the papers' (1 - 0.97, a = 10, Adam's 0.01), and for OWM ours

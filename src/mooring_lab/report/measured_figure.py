@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from mooring.errors import MooringError
-from mooring.hold.history import MeasuredPoint
+from mooring.hold.measure import MeasuredPoint
 from mooring_lab.report.style import FAINT, LINES, figure_style
 
 

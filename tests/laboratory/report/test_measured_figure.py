@@ -3,7 +3,7 @@
 import pytest
 
 from mooring.errors import MooringError
-from mooring.hold.history import MeasuredPoint
+from mooring.hold.measure import MeasuredPoint
 from mooring_lab.report import draw_measured
 
 

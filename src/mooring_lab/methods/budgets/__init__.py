@@ -1,7 +1,4 @@
-"""Methods that keep inputs of past tasks as a reference: distillation, measured budgets, and both together.
-
-A task ends at its last parameters, as with all other methods, and not at an average of them.
-"""
+"""Methods that keep inputs of past tasks as a reference: distillation, and measured budgets, the product's own code."""
 
 from dataclasses import dataclass
 
@@ -20,20 +17,32 @@ class ReferenceOptions(PluginOptions):
 
     Args:
         measures: whether a `Budget` is measured on it.
-        distils: whether the predictions on it are distilled; without a budget, with the strength as the weight.
+        attached: whether a run is moored once its first task is over, as `attach(reference=...)` does: the importance
+            of each task is estimated on its reference, and later statistics of normalization layers stay as they were.
     """
 
     plugin: str = "mooring_lab.methods.budgets.reference_plugin:ReferencePlugin"
     measures: bool = False
-    distils: bool = False
+    attached: bool = False
 
 
 METHODS = [
     Method(
+        "mooring",
+        "the default of attach(reference=...): a budget (its strength, in nats), kept with old samples",
+        lambda seed: mooring.EWC(decay=None, per_sample=True),
+        lambda nats: mooring.Budget(nats),
+        DIGITS_STRENGTHS["mooring"],
+        merge="sum",
+        plugin=ReferenceOptions(measures=True, attached=True),
+        memory=SAMPLES,
+        dial=NATS,
+    ),
+    Method(
         "distil",
         "add the divergence from the last task's model on old samples, times a weight (its strength)",
         strength=DIGITS_STRENGTHS["distil"],
-        plugin=ReferenceOptions(distils=True),
+        plugin=ReferenceOptions(),
         memory=SAMPLES,
         dial=WEIGHTS,
     ),
@@ -41,7 +50,7 @@ METHODS = [
         "budget-measured",
         "budget-kronecker with a budget in nats (its strength) that is measured on old samples, and kept",
         layer_curvature,
-        lambda nats: mooring.Budget(nats, distil=False, average=False),
+        lambda nats: mooring.Budget(nats, distil=False),
         DIGITS_STRENGTHS["budget-measured"],
         merge="sum",
         plugin=ReferenceOptions(measures=True),
@@ -52,10 +61,10 @@ METHODS = [
         "budget-distil",
         "a budget measured on some old samples (its strength, in nats), with distillation of the others",
         layer_curvature,
-        lambda nats: mooring.Budget(nats, distil=True, average=False),
+        lambda nats: mooring.Budget(nats),
         DIGITS_STRENGTHS["budget-distil"],
         merge="sum",
-        plugin=ReferenceOptions(measures=True, distils=True),
+        plugin=ReferenceOptions(measures=True),
         memory=SAMPLES,
         dial=NATS,
     ),

@@ -1,18 +1,23 @@
-"""The reference as a plugin: measured budgets and distillation on samples of past tasks."""
+"""The reference as a plugin: samples of past tasks that are measured, distilled, or both."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mooring.errors import MooringError
+from mooring.hold.distil import WeightedDistillation, distilled_parts, limited, mixture_rounds, weight_control
+from mooring.reference.split import split_reference
 from mooring.rules import Budget
-from mooring_lab.fleet.learner_plugin import EpochPlan, LearnerPlugin, PluginState, Step
-from mooring_lab.fleet.reference import Reference
+from mooring.rules.pull import per_run
+from mooring_lab.fleet.learner_plugin import EpochPlan, LearnerPlugin, PluginState, Step, Tensors
+from mooring_lab.fleet.method_state import rows_of
 from mooring_lab.methods.budgets import ReferenceOptions
+from mooring_lab.methods.budgets.kept_samples import KeptSamples
+from mooring_lab.methods.budgets.run_budgets import RunBudgets
 from mooring_lab.model.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -20,70 +25,199 @@ if TYPE_CHECKING:
 
 
 class ReferencePlugin(LearnerPlugin):
-    """A `Reference` in the loop of a fleet."""
+    """A memory with an equal share for each past task: its first samples in each run's order.
+
+    With a budget the share is divided as `Mooring.consolidate(data=...)` divides data, the product's controller says
+    what is done about it, and all runs have one method. Without one, one batch after the other is distilled, and the
+    weight is the run's strength.
+
+    Args:
+        options: of the method.
+        specs: the runs.
+        fleet: of the runs.
+
+    Attributes:
+        share: the number of samples of a past task.
+        distilled: the samples that are distilled.
+        gauge: the samples that are measured.
+        budgets: the measured budgets; None if nothing is measured.
+        factors: the weight of the added gradient in the present step, float64 of shape (runs,).
+    """
 
     options: ReferenceOptions
 
     def __init__(self, options: ReferenceOptions, specs: Sequence[RunSpec], fleet: Fleet) -> None:
         super().__init__(options, specs, fleet)
-        self.reference = Reference(options.measures, options.distils, specs, fleet.training_data, fleet.groups)
+        tasks, memory = max(1, len(fleet.stream.tasks) - 1), specs[0].memory or 0
+        self.share, self.batch = memory // tasks, specs[0].batch
+        if not self.share:
+            raise MooringError(
+                f"a memory of {memory} is less than one sample for each of {tasks} past tasks: give {specs[0].method} "
+                f"memory={tasks} or more"
+            )
+        self.gauge = KeptSamples(fleet.training_data, len(specs))
+        self.distilled = KeptSamples(fleet.training_data, len(specs))
+        self.budgets: RunBudgets | None = None
+        self.factors = torch.zeros(0)
+        self.set_strengths(specs)
         if options.measures:
-            for _, state in fleet.groups.moored:
-                if not isinstance(state.pull, Budget):
-                    raise MooringError(
-                        f"method {state.method.name!r} measures on a reference, and {type(state.pull).__name__} has no "
-                        "budget to keep: give a pull such as lambda nats: Budget(nats), or no reference"
-                    )
-                state.scale = torch.ones_like(state.mu)
+            ((_, state),) = fleet.groups.moored
+            if not isinstance(state.pull, Budget):
+                raise MooringError(
+                    f"method {state.method.name!r} measures on a reference, and {type(state.pull).__name__} has no "
+                    "budget to keep: give a pull such as lambda nats: Budget(nats), or no reference"
+                )
+            self.budgets = RunBudgets(self.gauge, state, fleet.stack)
+            self.control = weight_control(fleet.optimizer.in_torch(0.0))
+
+    # Tasks
+
+    def end_task(self, fleet: Fleet, task: int) -> None:
+        """Estimate the importance, which training does not accumulate after an `attach`, and return runs to budgets."""
+        if self.budgets is None:
+            return
+        ((rows, state),) = fleet.groups.moored
+        state.bind(rows_of(fleet.stack.parameters, rows), fleet.groups.names)
+        if self.options.attached and task + 1 < len(fleet.stream.tasks):
+            order = fleet.training_data.epoch_order(fleet.specs, task, 0)
+            self._estimate(fleet, task, self._split(order)[1])
+        if self.gauge.sizes:
+            self.budgets.finish_runs()
+
+    def remember(self, fleet: Fleet, task: int, order: Tensor) -> None:
+        """Keep samples of a task that ended, and store the predictions of every run on all kept samples."""
+        if task + 1 == len(fleet.stream.tasks):
+            return
+        if self.budgets is None:
+            self.distilled.add([*torch.split(order[:, : self.share], self.batch, 1)])
+            self.distilled.record(fleet.stack)
+            return
+        budget, before = self.budgets.budget, self.budgets.distillation
+        held_out, others = self._split(order)
+        schedule = distilled_parts(nn.Identity(), budget, [batch.T for batch in others], self.control)
+        if schedule is None:
+            held_out = [*torch.split(order[:, : self.share], self.batch, 1)]
+        else:
+            parts, every = schedule
+            self.distilled.add([part.T for part in parts], mixture_rounds(budget, sum(map(len, parts))))
+            self.distilled.record(fleet.stack)
+            every = max(every, before.every) if before else every
+            self.budgets.distillation = WeightedDistillation(self.budgets.named_of_runs, every, self.control)
+        self.gauge.add(held_out)
+        self.gauge.record(fleet.stack)
+        self.budgets.begin(first=task == 0)
+
+    def _split(self, order: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the batches that are measured and the others, each of shape (runs, samples)."""
+        batches = [batch.T for batch in torch.split(order[:, : self.share], self.batch, 1)]  # whose rows are samples
+        return tuple([part.T for part in parts] for parts in split_reference(batches))  # type: ignore[return-value]
+
+    def _estimate(self, fleet: Fleet, task: int, batches: Sequence[Tensor]) -> None:
+        """Replace the importance of the task by that on its reference, as `mooring.reference.estimation` does."""
+        ((_, state),) = fleet.groups.moored
+        state.restart_importance()
+        for batch in batches:
+            batch = batch.to(fleet.device)
+            gradients = fleet.passes.gradients(fleet.passes.losses(batch, task, evaluate=True)[1].sum())
+            state.update_importance(gradients, {}, {}, batch.shape[1])
+
+    # Steps
 
     def plan_epoch(self, fleet: Fleet, plan: EpochPlan) -> None:
-        """Distil one batch of kept samples after the other."""
-        if self.reference.distillation:
-            steps = len(plan.sizes)
-            plan.replayed = self.reference.distillation.plan(len(fleet.specs), plan.epoch * steps, steps)
+        """Choose the entries that each step distils."""
+        if not self.distilled.sizes:
+            return
+        first, tasks = plan.epoch * len(plan.sizes), self.distilled.batches
+        for step in range(first, first + len(plan.sizes)):
+            plan.replayed.append(torch.tensor(self._entries(tasks, step)).expand(len(fleet.specs), -1))
+
+    def _entries(self, tasks: list[list[range]], step: int) -> list[int]:
+        if self.budgets is None:
+            batches = [entries for ranges in tasks for entries in ranges]
+            return [*batches[step % len(batches)]]
+        assert self.budgets.distillation is not None
+        turn = self.budgets.distillation.turn(step, [*map(len, tasks)])
+        return [] if turn is None else [*tasks[turn[0]][turn[1]]]
+
+    def start_step(self, fleet: Fleet, number: int) -> tuple[Hashable, ...]:
+        """Act on the last measurement; statistics stay as they were where a reference was attached."""
+        if self.options.attached and self.gauge.sizes:
+            fleet.stack.freeze_norms(True)
+        if self.budgets:
+            self.budgets.settle()
+            if (distillation := self.budgets.distillation) is not None:
+                self.factors.copy_(distillation.every * distillation.weight)
+        return ()
 
     def gradients(self, fleet: Fleet, step: Step) -> None:
         """Add the gradients of the divergence on kept samples; the curvature of layers does not see them."""
-        if step.replayed is None or self.reference.distillation is None:
+        if step.replayed is None or not step.replayed.shape[1]:
             return
         with fleet.groups.unobserved():
-            divergence = self.reference.distillation.samples.divergence(fleet.stack, step.replayed[0])
+            divergence = self.distilled.divergence(fleet.stack, step.replayed[0])
             own = fleet.passes.gradients(divergence.double().mean(1).sum())
-        gradients, added = step.gradients, self.reference.distillation.weighted(own, step.gradients, fleet.groups.names)
-        if self.options.measures:
-            step.added = added
-        else:  # one loss of both
+        gradients = step.gradients
+        if self.budgets is None:  # one loss of both
+            added = _scaled(own, self.factors)
             step.gradients = {**added, **{n: g + added[n] if n in added else g for n, g in gradients.items()}}
+            return
+        held = {name: g for name, g in own.items() if name in fleet.groups.names and name in gradients}
+        factors = self.factors
+        if held and not self.control.normalized:
+            factors = limited(factors, _norms([gradients[name] for name in held]), _norms([*held.values()]))
+        step.added = _scaled(held, factors)
 
     def finish_step(self, fleet: Fleet, number: int) -> None:
         """Measure if it is due."""
-        if self.reference.budgets:
-            self.reference.budgets.after_step(fleet.stack, number + 1)
+        if self.budgets:
+            self.budgets.after_step_of_runs(number + 1)
 
-    def end_task(self, fleet: Fleet, task: int) -> None:
-        """Return runs to their budgets."""
-        if self.reference.budgets:
-            self.reference.budgets.finish(fleet.stack)
-
-    def remember(self, fleet: Fleet, task: int, order: Tensor) -> None:
-        """Keep samples of the task."""
-        if task + 1 < len(fleet.stream.tasks):
-            self.reference.start_task(order, fleet.stack)
+    # Which runs are in the fleet, and checkpoints
 
     def keep(self, rows: Tensor) -> None:
         """Keep the runs in these rows."""
-        self.reference.keep(rows)
+        self.gauge.keep(rows)
+        self.distilled.keep(rows)
+        self.factors = self.factors[rows]
+        if self.budgets:
+            self.budgets.keep(rows)
 
     def set_strengths(self, specs: Sequence[RunSpec]) -> None:
         """Give each run the strength of its spec."""
-        if self.reference.distillation:
-            self.reference.distillation.set_strengths(specs)
+        strengths = [spec.strength or 0.0 for spec in specs]
+        self.factors = torch.tensor(strengths, dtype=torch.float64, device=self.gauge.indices.device)
 
     def state_dict(self) -> PluginState:
         """Return the kept samples and what was measured on them."""
-        return PluginState(self.reference.tensors(), {"sizes": self.reference.sizes()})
+        state = PluginState(values={"every": 0})
+        for name, samples in (("gauge", self.gauge), ("distilled", self.distilled)):
+            state.tensors |= {f"{name}.indices": samples.indices, f"{name}.predictions": samples.log_probabilities}
+            state.values[name] = [samples.sizes, samples.rounds]
+        if self.budgets:
+            state.tensors |= self.budgets.tensors()
+            state.values |= self.budgets.values()
+            if self.budgets.distillation:
+                state.values["every"] = self.budgets.distillation.every
+        return state
 
     def load_state_dict(self, fleet: Fleet, state: PluginState) -> None:
         """Continue from these."""
         tensors = {name: tensor.to(fleet.device) for name, tensor in state.tensors.items()}
-        self.reference.load(state.values["sizes"], tensors)
+        for name, samples in (("gauge", self.gauge), ("distilled", self.distilled)):
+            sizes, rounds = state.values[name]
+            samples.load(sizes, rounds, tensors[f"{name}.indices"], tensors[f"{name}.predictions"])
+        if self.budgets:
+            if every := state.values["every"]:
+                named = self.budgets.named_of_runs
+                self.budgets.distillation = WeightedDistillation(named, every, self.control)
+            self.budgets.load(tensors, state.values)
+
+
+def _scaled(gradients: Tensors, factors: Tensor) -> Tensors:
+    return {name: per_run(factors.to(g.dtype), g) * g for name, g in gradients.items()}
+
+
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the norm of each run's gradient over all parameters, float64 of shape (runs,)."""
+    squares = [tensor.double().square().flatten(1).sum(1) for tensor in tensors]
+    return torch.stack(squares).sum(0).sqrt()

@@ -1,8 +1,11 @@
-"""A gauge: batches with the original model's predictions on them, and how far a model is from those."""
+"""Measuring: gauges are batches with predictions of the original model, and a measurement is the distance from them."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +13,147 @@ from torch import Tensor, nn
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.dtensor import reshard
 from mooring.errors import MooringError, NonFiniteError
-from mooring.hold.measurement import Measurement, ratio_of_sums
 from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
-from mooring.reference.batches import LEAVE_OUT, Loss, Outputs, device_of, is_pair, name_batch, scalar_loss, to_device
+from mooring.reference.batches import (
+    LEAVE_OUT,
+    Data,
+    Loss,
+    Outputs,
+    default_loss,
+    device_of,
+    is_pair,
+    name_batch,
+    scalar_loss,
+    to_device,
+)
 from mooring.reference.divergence import StoredPredictions
 from mooring.reference.mixtures import MixedBatches
 from mooring.reference.placement import placed
-from mooring.reference.preserve_model_state import preserve_model_state, without_caches
-from mooring.reference.reference_labels import IGNORED_LABEL, warn_of_probabilities
-from mooring.reference.settings import Settings, applied_settings, read_settings
+from mooring.reference.preserve_model_state import (
+    Settings,
+    applied_settings,
+    preserve_model_state,
+    read_settings,
+    without_caches,
+)
+from mooring.reference.rank_shares import RankShare
+from mooring.reference.reference_labels import IGNORED_LABEL, prepare_labels, warn_of_probabilities
+
+MAX_POINTS = 4096
+"""Above this number every second point of the first half is dropped, so that a long training keeps a short history."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured on a gauge, or on several.
+
+    Attributes:
+        nats: the divergence from the original model, or the rise of the loss.
+        standard_error: of `nats`, from the spread over samples; infinite for a single one.
+        samples: the number of samples; with a loss, of batches.
+        by_loss: whether it is the rise of a loss, whose unit need not be nats.
+
+    Example:
+        >>> print(Measurement(0.0281, 0.0042, 128))
+        0.0281 +- 0.0042 nats on 128 samples
+        >>> print(Measurement(0.0281, 0.0042, 8, by_loss=True))
+        0.0281 +- 0.0042 units of the loss on 8 batches
+    """
+
+    nats: float
+    standard_error: float
+    samples: int
+    by_loss: bool = field(default=False, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        unit, counted = ("units of the loss", "batches") if self.by_loss else ("nats", "samples")
+        return f"{self.nats:.3g} +- {self.standard_error:.2g} {unit} on {self.samples} {counted}"
+
+
+def ratio_of_sums(sums: Sequence[float], counts: Sequence[float]) -> Measurement:
+    """Return sum(sums) / sum(counts) over samples with several predictions each, and its standard error.
+
+    Args:
+        sums: the sum over the predictions of each sample.
+        counts: the number of its predictions; those without any are left out.
+
+    Example:
+        >>> ratio_of_sums([1.0, 3.0], [1.0, 1.0])
+        Measurement(nats=2.0, standard_error=1.0, samples=2)
+    """
+    pairs = [(total, count) for total, count in zip(sums, counts, strict=True) if count]
+    n, predictions = len(pairs), math.fsum(count for _, count in pairs)
+    if not n:
+        return Measurement(math.nan, math.inf, 0)
+    mean = math.fsum(total for total, _ in pairs) / predictions
+    if n == 1 or not math.isfinite(mean):
+        return Measurement(mean, math.inf, n)
+    residual = math.fsum((total - mean * count) ** 2 for total, count in pairs)
+    return Measurement(mean, math.sqrt(residual * n / (n - 1)) / predictions, n)
+
+
+def combine(measurements: Sequence[Measurement]) -> Measurement:
+    """Return the mean over several gauges.
+
+    Example:
+        >>> combine([Measurement(1.0, 0.3, 10), Measurement(3.0, 0.4, 10)])
+        Measurement(nats=2.0, standard_error=0.25, samples=20)
+    """
+    parts = len(measurements)
+    error = math.sqrt(math.fsum(m.standard_error**2 for m in measurements)) / parts
+    return Measurement(math.fsum(m.nats for m in measurements) / parts, error, sum(m.samples for m in measurements))
+
+
+class MeasuredPoint(NamedTuple):
+    """What was measured after a step.
+
+    Attributes:
+        task: the number of consolidated tasks at that time.
+        step: the number of steps in the task.
+        nats: the measured forgetting.
+        named: the budget.
+    """
+
+    task: int
+    step: int
+    nats: float
+    named: float
+
+
+class MeasuredHistory(Sequence[MeasuredPoint]):
+    """The measured values in their order.
+
+    Example:
+        >>> history = MeasuredHistory()
+        >>> history.add(MeasuredPoint(task=1, step=7, nats=0.02, named=0.1))
+        >>> len(history), history[-1].nats
+        (1, 0.02)
+    """
+
+    def __init__(self, points: Sequence[Sequence[float]] = ()) -> None:
+        self._points = [
+            MeasuredPoint(int(task), int(step), float(nats), float(named)) for task, step, nats, named in points
+        ]
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __getitem__(self, index: int) -> MeasuredPoint:  # type: ignore[override]
+        return self._points[index]
+
+    def __iter__(self) -> Iterator[MeasuredPoint]:
+        return iter(self._points)
+
+    def add(self, point: MeasuredPoint) -> None:
+        """Append a point, and thin out old ones if there are many."""
+        self._points.append(point)
+        if len(self._points) > MAX_POINTS:
+            half = len(self._points) // 2
+            self._points = self._points[:half:2] + self._points[half:]
+
+    def plain(self) -> list[list[float]]:
+        """Return the points as lists, for a saved state."""
+        return [list(point) for point in self._points]
 
 
 class Gauge:
@@ -130,6 +265,47 @@ class Gauge:
         if self._drops_labels is None:
             self._drops_labels = _ignores_labels(model, batch, self.outputs)
         return _outputs(model, _without_labels(batch) if self._drops_labels else batch, self.outputs)
+
+
+def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]:
+    """Read data, or call a function that makes it, and return the batches; the model does not change.
+
+    On several ranks each reads its share, and all get the batches of all, in the order in which one process reads them.
+    """
+    share = RankShare(model)
+    with preserve_model_state(model), share.computing(data):
+        own = list(share.read(data, batches))
+    return share.gather(own)
+
+
+def make_gauge(
+    model: nn.Module,
+    batches: Sequence[Any],
+    loss: Loss | None,
+    outputs: Outputs | None,
+    number_of: Sequence[int] = (),
+) -> Gauge:
+    """Return a gauge with the present predictions: the divergence, or the rise of a loss that is given.
+
+    Without a loss, the rise of the default one is measured if the model's outputs are no distribution.
+    """
+    gauge = Gauge(batches, loss, outputs)
+    if loss is not None:
+        gauge.record(model, number_of=number_of)
+        return gauge
+    try:
+        gauge.record(model, number_of=number_of)
+    except MooringError as error:
+        if error.__cause__ is not None:  # the model failed, and its outputs are not the reason
+            raise
+        labelled = []
+        with preserve_model_state(model):
+            for seed, batch in enumerate(batches):
+                with name_batch(number_of[seed], loss) if number_of else nullcontext():
+                    labelled.append(prepare_labels(model, batch, seed, outputs))
+        gauge = Gauge(labelled, partial(default_loss, outputs=outputs), outputs)
+        gauge.record(model, number_of=number_of)
+    return gauge
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""An exponential average of the parameters over the last steps, which is nearer to a minimum than the last of them.
+"""The end of a task: the average of the parameters, and the way back towards the anchor until the budget is kept.
 
-At a constant learning rate the parameters move about in a valley, and their average lies deeper in it: it has forgotten
-less, and knows the new task better.
+At a constant learning rate the parameters move about in a valley, and their average over the last steps lies deeper in
+it: it has forgotten less, and knows the new task better. What is then still above the budget is returned, by bisection
+along a path that begins at the anchor or near it. Every run has its own place on the path.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,15 @@ from mooring.distributed.dtensor import local_part, local_tensor, to_dtensor
 from mooring.errors import MooringError
 from mooring.reference.pass_cost import MEASURING_INTERVAL
 from mooring.rules import State
+from mooring.rules.pull import per_run
 from mooring.state.memory import compute_dtype_of
+from mooring.state.parameter_state import ParameterState
+
+BISECTIONS = 10
+"""The number of bisections of the last return towards the anchor."""
+
+STRONGEST_PULL = 1e-6
+"""The part of the present estimate that the strongest pull at the end of a task leaves."""
 
 DECAY_OF_A_STEP = 0.98
 """The weight of what was before, for each step: the average is over about the last fifty."""
@@ -30,6 +39,79 @@ The average is over a small part of the task then. Earlier each step still learn
 
 PREFIX = "gauge.average."
 """How the keys of the averages begin in a state."""
+
+
+Ends = list[tuple[ParameterState, Tensor]]
+"""The parameters where training left them, on this rank."""
+
+Path = Callable[[Tensor, Tensor], None]
+"""Takes places from 0 to 1, of shape (runs,), and which runs to move there, bool of shape (runs,)."""
+
+
+def return_path(path: Path, runs: Tensor, named: Tensor, measure: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """Go to the farthest place of a path that keeps the budget.
+
+    Args:
+        path: moves the parameters.
+        runs: which runs to move.
+        named: the budget of each run.
+        measure: returns what is measured now, (values, runs); the first row is limited.
+
+    Returns:
+        The runs that have such a place, and what is measured there; of the others, at the beginning of the path.
+    """
+    low, high = torch.zeros_like(named), torch.ones_like(named)
+    path(low, runs)
+    first = measure()
+    runs = runs & (first[0] <= named)
+    if not bool(runs.any()):
+        return runs, first
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        path(middle, runs)
+        kept = measure()[0] <= named
+        low, high = torch.where(kept, middle, low), torch.where(kept, high, middle)
+    path(low, runs)
+    while bool((over := runs & ((values := measure())[0] > named)).any()):  # by rounding
+        low = torch.where(over, torch.where(low > 1e-3, 0.98 * low, 0.0), low)
+        path(low, runs)
+    return runs, torch.where(runs, values, first)
+
+
+def strongest_first(t: Tensor, energy: Tensor, allowed: Tensor) -> Tensor:
+    """Return the scale of the pull at a place of its path, from STRONGEST_PULL to 1 times what is spent.
+
+    Example:
+        >>> strongest_first(torch.tensor([0.0, 1.0]), torch.tensor([0.2, 0.2]), torch.tensor([0.1, 0.1]))
+        tensor([2.0000e-06, 2.0000e+00])
+    """
+    return STRONGEST_PULL ** (1 - t) * energy / allowed
+
+
+def between_anchor_and(end: Tensor, state: ParameterState, t: Tensor) -> Tensor:
+    """Return the parameter at a place between its anchor, 0, and where training left it, 1."""
+    anchor = state.device_anchor.to(state.compute_dtype)
+    if not state.runs:
+        return anchor.lerp(end.to(anchor.dtype), float(t)) if t else anchor
+    share = torch.as_tensor(per_run(t.to(anchor), anchor))
+    return torch.where(share == 0, anchor, anchor.lerp(end.to(anchor.dtype), share))
+
+
+def move(parameters: Sequence[Tensor], places: Sequence[Tensor], runs: Tensor) -> None:
+    """Set the parameters of these runs; a model without a run axis is one run.
+
+    Example:
+        >>> p = torch.zeros(2, 2)
+        >>> move([p], [torch.ones(2, 2)], torch.tensor([True, False]))
+        >>> p
+        tensor([[1., 1.],
+                [0., 0.]])
+    """
+    if bool(runs.all()):
+        torch._foreach_copy_(list(parameters), list(places))
+    elif bool(runs.any()):
+        for p, place in zip(parameters, places, strict=True):
+            p.copy_(torch.where(torch.as_tensor(per_run(runs.to(p.device), p)), place.to(p.dtype), p))
 
 
 @dataclass
@@ -103,6 +185,11 @@ class ParameterAverage:
         if max((kept.updates for _, kept in known), default=0) < fewest:
             return []
         return [(theta, kept.value) for theta, kept in known if kept.updates and _fits(kept.value, theta)]
+
+    def keep(self, parameters: Mapping[Tensor, Tensor], rows: Tensor) -> None:
+        """Keep these rows of the averages, of parameters with a run axis that others replace."""
+        known = [(new, self._averages[p]) for p, new in parameters.items() if p in self._averages]
+        self._averages = {new: _Average(kept.value[rows.to(new.device)], kept.updates) for new, kept in known}
 
     def updates(self, names: Mapping[str, Tensor]) -> dict[str, int]:
         """Return the number of updates of each parameter that has an average, by name."""
