@@ -20,8 +20,8 @@ ROOT = Path(mooring.__file__).parent
 PACKAGES = ("mooring", "mooring_lab", "mooring_paper")
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 MAX_FILES_OF_A_STEP = 7
-MAX_FILES_OF_A_MEASURED_STEP = 21
-MAX_FILES_OF_ATTACH = 47
+MAX_FILES_OF_A_MEASURED_STEP = 19
+MAX_FILES_OF_ATTACH = 44
 
 
 def equation_rows() -> list[tuple[str, str, str]]:

@@ -11,14 +11,14 @@ from mooring.reference.batches import Loss, Outputs
 from mooring.rules import State
 from mooring.state.chosen_rules import Rules
 from mooring.state.memory import Memory
-from mooring.state.state_dict import pack_state, read_header, read_state
+from mooring.state.state_dict import describe_states, pack_state, read_header, read_state
 
 
 def pack(parts: Parts, *, gauge: bool) -> State:
     """Return everything needed to resume; `gauge` says whether that includes data and the average of parameters."""
     states, step, meter = parts.states, parts.step, parts.meter
     meter.settle()
-    header = {**states.header(), **parts.rules.header()}
+    header = {**describe_states(states), **parts.rules.header()}
     if step.budget:
         header["spending"] = step.budget.state()
     if meter.stopped:

@@ -100,7 +100,9 @@ class DeferredAttach:
 
     def move_to_model(self) -> None:
         """Move the state to the model's device; Lightning moves the model to the GPU for training, and back."""
-        if self.moor._states.on_other_device():
+        states = self.moor._states
+        slots = ((state, slot, t) for state in states.records.values() for slot, t in state.slots().items())
+        if any(t.device != s.theta.device for s, slot, t in slots if slot != "anchor" or not states.memory.host):
             self.moor.load_state_dict(self.moor.state_dict())
 
     def state(self) -> State | None:

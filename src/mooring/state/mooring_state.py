@@ -20,7 +20,7 @@ from mooring.curvature.kronecker_factors import (
 )
 from mooring.curvature.low_rank import Product
 from mooring.curvature.product_factors import ROOT_SLOTS, ProductFactors
-from mooring.curvature.products import Products, by_parameters, find_products, sample_layer
+from mooring.curvature.products import Products, by_parameters, find_products
 from mooring.distributed.dtensor import local_part, local_tensor, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning, first_and_count, warn
 from mooring.rules import Importance, State
@@ -163,18 +163,6 @@ class MooringState:
         for a, b in self.products.by_a.items():
             if a in records and b in records:
                 records[a].held_with, records[b].held_with = records[b], records[a]
-
-    def _described_products(self) -> dict[str, Any]:
-        """Return what a saved state says of the low-rank products: their options, scales and base layers."""
-        assert isinstance(self.adapters, Product)
-        held = {self.names[b]: product for b, product in self.products.by_b.items() if b in self.records}
-        return {
-            "largest": self.adapters.largest,
-            "damping": self.adapters.damping,
-            "dtype": str(self.adapters.dtype or "").removeprefix("torch."),
-            "scales": {name: product.scale for name, product in held.items()},
-            "layers": {name: sample_layer(product.layer) for name, product in held.items() if product.is_active()},
-        }
 
     @property
     def observes(self) -> bool:
@@ -459,23 +447,6 @@ class MooringState:
                 raise MooringError(f"the importance of {state.name!r} has overflowed {dtype}: {remedy}")
         if not any(bool(state.importance_state["current"].any()) for state in scored):
             raise MooringError(f"every importance is 0 in {dtype}, so nothing would be held: {remedy}")
-
-    def on_other_device(self) -> bool:
-        """Return whether the model moved to another device and what is kept did not."""
-        slots = ((state, slot, t) for state in self.records.values() for slot, t in state.slots().items())
-        return any(t.device != s.theta.device for s, slot, t in slots if slot != "anchor" or not self.memory.host)
-
-    def header(self) -> dict[str, Any]:
-        """Return what a saved state says of all parameters together, as plain values."""
-        return {
-            "tasks": self.tasks,
-            "steps": self.steps,
-            "moored": sorted(self.names.values()),
-            "factors": {s.name: s.factors.header() for s in self.records.values() if s.factors},
-            **({"adapters": self._described_products()} if self.products else {}),
-            **({} if self.memory.accumulates else {"accumulates": False}),
-            **({"not_estimated": sorted(self.not_estimated)} if self.not_estimated else {}),
-        }
 
 
 def is_one_graph(model: nn.Module) -> bool:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from mooring.curvature.kronecker_factors import FACTOR_SLOTS, update_eigenbases
+from mooring.curvature.low_rank import Product
 from mooring.curvature.product_factors import ROOT_SLOTS
-from mooring.curvature.products import check_same_layers
+from mooring.curvature.products import check_same_layers, sample_layer
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError, warn
 from mooring.rules import State
@@ -34,6 +35,32 @@ HEADER = "mooring"
 
 WHOLE_SLOTS = {*FACTOR_SLOTS, *ROOT_SLOTS}
 """The slots of factors, which are whole on every rank even if their parameter is sharded."""
+
+
+def describe_states(states: MooringState) -> dict[str, Any]:
+    """Return what a saved state says of all parameters together, as plain values."""
+    return {
+        "tasks": states.tasks,
+        "steps": states.steps,
+        "moored": sorted(states.names.values()),
+        "factors": {s.name: s.factors.header() for s in states.records.values() if s.factors},
+        **({"adapters": _describe_products(states)} if states.products else {}),
+        **({} if states.memory.accumulates else {"accumulates": False}),
+        **({"not_estimated": sorted(states.not_estimated)} if states.not_estimated else {}),
+    }
+
+
+def _describe_products(states: MooringState) -> dict[str, Any]:
+    """Return what a saved state says of the low-rank products: their options, scales and base layers."""
+    assert isinstance(states.adapters, Product)
+    held = {states.names[b]: product for b, product in states.products.by_b.items() if b in states.records}
+    return {
+        "largest": states.adapters.largest,
+        "damping": states.adapters.damping,
+        "dtype": str(states.adapters.dtype or "").removeprefix("torch."),
+        "scales": {name: product.scale for name, product in held.items()},
+        "layers": {name: sample_layer(product.layer) for name, product in held.items() if product.is_active()},
+    }
 
 
 def pack_state(states: Collection[ParameterState], buffers: Mapping[str, Tensor], header: dict[str, Any]) -> State:
