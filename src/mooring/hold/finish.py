@@ -16,8 +16,7 @@ from mooring.errors import MooringError
 from mooring.reference.pass_cost import MEASURING_INTERVAL
 from mooring.rules import State
 from mooring.rules.pull import per_run
-from mooring.state.memory import compute_dtype_of
-from mooring.state.parameter_state import ParameterState
+from mooring.state.parameter_state import ParameterState, compute_dtype_of
 
 BISECTIONS = 10
 """The number of bisections of the last return towards the anchor."""

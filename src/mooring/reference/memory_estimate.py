@@ -9,8 +9,8 @@ from mooring.curvature.product_factors import factor_shapes
 from mooring.distributed.dtensor import world_size
 from mooring.errors import MooringError
 from mooring.reference.rank_shares import stop_together
-from mooring.state.memory import compute_dtype_of
 from mooring.state.mooring_state import MooringState
+from mooring.state.parameter_state import compute_dtype_of
 
 
 def estimated_bytes(states: MooringState) -> dict[torch.device, int]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mooring.errors import MooringError, check_whole
 from mooring.rules import Importance, ParameterPull, Pull
+from mooring.state.parameter_state import compute_dtype_of
 from mooring.state.quantization import QuantizedImportance, block_size
 
 MAX_LOST = 0.01
@@ -156,13 +157,3 @@ def narrowed(scores: Tensor, dtype: torch.dtype, slot: str) -> Tensor:
                 f"{dtype} rounds {100 * lost / total:.0f} % of the importance of a parameter to 0: {remedy}"
             )
     return stored
-
-
-def compute_dtype_of(tensor: Tensor) -> torch.dtype:
-    """Return float32, or the tensor's own dtype if wider.
-
-    Example:
-        >>> compute_dtype_of(torch.ones(1, dtype=torch.bfloat16))
-        torch.float32
-    """
-    return torch.promote_types(tensor.dtype, torch.float32)

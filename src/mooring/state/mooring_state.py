@@ -26,9 +26,9 @@ from mooring.errors import MooringError, UnheldWarning, first_and_count, warn
 from mooring.rules import Importance, State
 from mooring.rules.merges import Merge
 from mooring.state.consolidation import consolidate, move_anchors
-from mooring.state.memory import Memory, compute_dtype_of
+from mooring.state.memory import Memory
 from mooring.state.offload import AnchorOffload
-from mooring.state.parameter_state import ParameterState
+from mooring.state.parameter_state import ParameterState, compute_dtype_of
 from mooring.state.resizing import keeps_rows
 from mooring.state.selection import module_names, moorable
 

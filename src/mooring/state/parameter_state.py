@@ -13,6 +13,16 @@ from mooring.state.quantization import QuantizedImportance
 from mooring.state.resizing import copy_rows, resized_factors, resized_importance
 
 
+def compute_dtype_of(tensor: Tensor) -> torch.dtype:
+    """Return float32, or the tensor's own dtype if wider.
+
+    Example:
+        >>> compute_dtype_of(torch.ones(1, dtype=torch.bfloat16))
+        torch.float32
+    """
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 @dataclass
 class ParameterState:
     """The state of one moored parameter; of a sharded one, of the part on this rank.

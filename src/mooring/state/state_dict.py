@@ -19,9 +19,9 @@ from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError, warn
 from mooring.rules import State
 from mooring.state.displacement import displaced
-from mooring.state.memory import Memory, compute_dtype_of
+from mooring.state.memory import Memory
 from mooring.state.mooring_state import PREVIOUS_SLOTS, MooringState
-from mooring.state.parameter_state import ParameterState
+from mooring.state.parameter_state import ParameterState, compute_dtype_of
 from mooring.state.quantization import BLOCK_SLOTS, QuantizedImportance, block_size
 from mooring.state.selection import norm_buffers
 
