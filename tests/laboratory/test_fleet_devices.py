@@ -48,7 +48,7 @@ def test_weights_and_results_are_the_same_on_both(method: str, kind: str) -> Non
     stream = STREAMS[kind]
     cpu, cuda = run_on_both([spec_for(method, stream, seed, epochs=1) for seed in (0, 1)], stream)
     torch.testing.assert_close(tensors(cpu), tensors(cuda), **EXACT)
-    for actual, expected in zip(cpu.results, cuda.results, strict=True):
+    for actual, expected in zip(cpu.measured.results, cuda.measured.results, strict=True):
         assert actual.status == expected.status
         assert actual.matrix == [pytest.approx(row) for row in expected.matrix]
         assert actual.losses == [pytest.approx(row) for row in expected.losses]

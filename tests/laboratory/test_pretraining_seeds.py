@@ -73,7 +73,7 @@ def test_augmented_runs_of_several_tasks_resume_bit_for_bit(tmp_path):
     stream = class_stream()
     spec = spec_for("er", stream, schedule="cosine", flips=True, shifts=1)
     data = TrainingData(stream, flips=True, shifts=1)
-    first, second = (data.augmentation.decode(data.epoch_order([spec], "task", task, 0)[0])[1:] for task in (0, 1))
+    first, second = (data.augmentation.decode(data.epoch_order([spec], task, 0)[0])[1:] for task in (0, 1))
     assert not all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     uninterrupted, resumed = Fleet([spec], stream), Fleet([spec], stream)
     [expected] = uninterrupted.run(Once(tmp_path / "checkpoint"))
