@@ -1,7 +1,8 @@
 # make demo | test | test-fast | test-gpu | test-faults | bench | docs | release: each installs .venv first when it is missing or
 # stale. make tests: pytest alone, without ruff and mypy. CONSTRAINTS names the file of pinned versions to install.
 PYTHON ?= python3
-FAST_TESTS := tests/library tests/test_tree.py tests/test_architecture.py src/mooring
+FAST_TESTS = $(wildcard tests/library/test_*.py) $(addprefix tests/library/adapters/test_,product.py moored_products.py) \
+	tests/test_tree.py tests/test_architecture.py src/mooring --ignore=src/mooring/integrations
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +19,8 @@ test: lint types tests
 tests: $(READY) browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# The inner loop: the library and the shape of the tree, without laboratory runs, other processes and a browser.
+# The inner loop: the library and the shape of the tree, without laboratory runs, other processes, other libraries and a
+# browser. The folders of tests/library that need those are left out, because importing them alone takes long.
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not faults and not slow" $(FAST_TESTS)
 

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,16 @@ RETIRED_WORDS = frozenset(_WORDS.split())
 """Words that no identifier contains."""
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return a file as a syntax tree, which is read once for all tests."""
+    return ast.parse(path.read_text())
+
+
 def import_names(path: Path) -> list[str]:
     """Return the dotted name of every import of a file, wherever it stands, function bodies included."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -99,7 +106,7 @@ def test_only_the_command_table_names_the_paper_package_as_text():
     named = {
         module
         for module, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Constant) and re.fullmatch(r"mooring_paper[\w.:]*", str(node.value))
     }
     assert {module for module in named if not module.startswith("mooring_paper")} == {"mooring_lab.cli.app"}
@@ -161,10 +168,7 @@ def test_no_two_modules_share_a_name():
 
 def test_no_two_classes_share_a_name():
     names = Counter(
-        node.name
-        for path in MODULES.values()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
+        node.name for path in MODULES.values() for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)
     )
     assert {name for name, count in names.items() if count > 1} == SAME_CLASS_NAMES
 
@@ -187,7 +191,7 @@ def identifiers(tree: ast.AST) -> set[str]:
 def test_retired_words_stay_out_of_identifiers():
     tests = {str(path.relative_to(TESTS)): path for path in TESTS.rglob("*.py")}
     for module, path in {**MODULES, **tests}.items():
-        for name in identifiers(ast.parse(path.read_text())) | {path.stem}:
+        for name in identifiers(tree_of(path)) | {path.stem}:
             words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
             assert name not in RETIRED_NAMES, f"{module}: {name}"
             assert not words & RETIRED_WORDS, f"{module}: {name}"
@@ -195,14 +199,14 @@ def test_retired_words_stay_out_of_identifiers():
 
 def test_every_module_has_a_one_sentence_summary_and_a_specific_name():
     for module, path in MODULES.items():
-        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        docstring = ast.get_docstring(tree_of(path)) or ""
         assert docstring.partition("\n")[0].endswith((".", "?")), f"{module}: {docstring!r}"
         assert path.stem not in ("utils", "util", "helpers", "misc", "common"), module
 
 
 def test_every_exported_name_is_defined():
     for module, path in MODULES.items():
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         named = [n for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__"]
         if not named:
             continue

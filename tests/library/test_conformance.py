@@ -40,15 +40,18 @@ PULLS = {
     "budget": lambda: mooring.Budget(1e-6),
     "budget every 2": lambda: mooring.Budget(1e-7, every=2),
 }
+QUICK_CASE = "linear-float64-adam"
+ALL_CASES = [pytest.param(case, marks=[pytest.mark.slow] * (str(case) != QUICK_CASE), id=str(case)) for case in CASES]
+"""All but one are slow together."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", ALL_CASES)
 @pytest.mark.parametrize("name", IMPORTANCES)
 def test_importance_conforms(name, case):
     check_importance(IMPORTANCES[name], [case])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", ALL_CASES)
 @pytest.mark.parametrize("name", PULLS)
 def test_pull_conforms(name, case):
     check_pull(PULLS[name], [case])

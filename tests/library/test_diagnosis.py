@@ -492,6 +492,7 @@ def second_task(pull, momentum, steps=400):
     return diagnosis, max(float(p.detach().abs().max()) for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_every_remedy_in_the_advice_makes_an_exploding_run_stable(momentum):
     diagnosis, size = second_task(mooring.Penalty(1.0), momentum, steps=0)

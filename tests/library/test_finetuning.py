@@ -70,7 +70,9 @@ def plain():
     return finetuned(0, None)
 
 
-@pytest.mark.parametrize("labels", [True, False], ids=["data", "inputs alone"])
+@pytest.mark.parametrize(
+    "labels", [pytest.param(True, id="data"), pytest.param(False, id="inputs alone", marks=pytest.mark.slow)]
+)
 def test_default_options_learn_the_new_task_and_forget_much_less(plain, labels):
     before, old, new = finetuned(0, {}, labels=labels)
     assert plain[0] - plain[1] > 8
@@ -78,6 +80,7 @@ def test_default_options_learn_the_new_task_and_forget_much_less(plain, labels):
     assert new > plain[2] - 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"pull": mooring.Interpolation()}, {"importance": Kronecker(), "pull": mooring.Budget(0.01)}],

@@ -19,6 +19,7 @@ gpu = pytest.mark.gpu
 
 IMPORTANCES = [EWC(), EWC(decay=None, per_sample=True), MAS(), SI(), SI(sign="signed"), RWalk(), Uniform(), Random()]
 IMPORTANCES += [Balanced(EWC())]
+FIRST_QUICK = [IMPORTANCES[0], *(pytest.param(importance, marks=pytest.mark.slow) for importance in IMPORTANCES[1:])]
 PULLS = [
     Interpolation(),
     Interpolation(root=3, stiffness=0.5, weight=2.0),
@@ -102,7 +103,7 @@ def trained(case: Case, importance: Importance, pull: Pull) -> dict[str, Tensor]
 
 
 @pytest.mark.parametrize("pull", [*PULLS, Budget(1e-3)], ids=repr)
-@pytest.mark.parametrize("importance", IMPORTANCES, ids=repr)
+@pytest.mark.parametrize("importance", FIRST_QUICK, ids=repr)
 def test_the_same_rules_fused(importance, pull, emulated, monkeypatch):
     if isinstance(pull, Budget) and not isinstance(importance, EWC):
         pytest.skip("a budget is spent in curvature, which of these only EWC measures")

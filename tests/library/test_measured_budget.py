@@ -220,6 +220,7 @@ def test_killed_and_resumed_equals_never_interrupted(interrupt):
     check_equal("resumed", run(interrupt), run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [False, True])
 @pytest.mark.parametrize("kind", [None, torch.optim.Adam])
 def test_resumed_in_a_second_task_with_or_without_data_of_the_first_equals_never_interrupted(kind, data):
@@ -334,6 +335,7 @@ def test_several_past_tasks_are_each_measured(distil):
     assert expected <= 0.05 * (1 + 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 def test_task_without_data_is_held_by_the_estimate(kind):
     def third_task(**options):
@@ -365,6 +367,7 @@ def adam_task(moor_options, **ends):
     return model, optimizer, moor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["without data", "without the gauge", "outputs changed", "estimated without a step"])
 @pytest.mark.filterwarnings("ignore")
 def test_estimate_holds_as_long_as_a_past_task_has_no_gauge(how):
@@ -435,6 +438,7 @@ def test_batch_after_training_that_does_not_fit_is_named(batch):
         moor.consolidate(data=data)
 
 
+@pytest.mark.slow
 def test_weight_of_distillation_starts_again_with_the_budget_of_each_task():
     for ends in (
         {},

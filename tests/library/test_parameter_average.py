@@ -258,6 +258,7 @@ def run(interrupt=None):
     return {**model.state_dict(), **moor.state_dict()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", [(0, 5), (0, 7), (0, 22), (1, 0), (1, 16)])
 def test_killed_and_resumed_equals_never_interrupted(interrupt):
     check_equal("resumed", run(interrupt), run())

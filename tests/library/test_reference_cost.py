@@ -213,6 +213,7 @@ def trained_and_attached(model, batches, options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "measured"), [("lean", True), ("lean", False), ("product", True), ("product", False)])
 def test_attach_to_bfloat16_takes_little_more_memory_than_training(name, measured, monkeypatch):
     """Of large models labels are drawn and outputs kept in parts."""
@@ -261,6 +262,7 @@ def test_rounded_mean_of_few_batches_gives_the_same_energy():
     assert energies[0] == pytest.approx(energies[1], rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"measured": False}], ids=["measured", "estimated"])
 @pytest.mark.parametrize("importance", [mooring.EWC(decay=None, per_sample=True), Kronecker()], ids=repr)
 @pytest.mark.parametrize("make", INPUTS)

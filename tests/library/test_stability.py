@@ -287,6 +287,7 @@ ADAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ADAMS.values(), ids=ADAMS.keys())
 def test_limit_holds_for_adaptive_optimizers_with_a_constant_preconditioner(make):
     limit = limit_of(make)

@@ -93,6 +93,7 @@ def test_state_of_another_pull_loads_with_a_warning():
     assert other.tasks == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::mooring.errors.UnheldWarning")
 def test_new_process_resumes_bit_for_bit(tmp_path):
     expected = {}
