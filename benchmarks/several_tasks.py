@@ -36,7 +36,8 @@ def run(optimizer_name: str, end: str, seed: int, epochs: int) -> Row:
     optimizer = kind(model.parameters(), **options)
     moor = None
     if end != "plain":
-        moor = mooring.attach(model, optimizer, reference=upright[:640].split(20), progress=False)
+        memory = None if "data" in end else mooring.Memory()  # which estimates the second task while it is trained
+        moor = mooring.attach(model, optimizer, reference=upright[:640].split(20), memory=memory, progress=False)
     train(model, optimizer, sideways, y, epochs)
     if moor is not None:
         moor.consolidate(data=sideways[:640].split(20) if "data" in end else None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mooring import Budget
-from mooring.hold import reference_gauges
+from mooring.hold import distil
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -27,22 +27,22 @@ def bench(monkeypatch):
 
 def test_schedule_holds_inside_its_block_alone(bench):
     batches = [torch.zeros(20, 3), torch.zeros(20, 3)]
-    before = reference_gauges.distillation_schedule
+    before = distil.distillation_schedule
     with bench.distilling("a fifth of a batch in every second step"):
-        parts, every = reference_gauges.distillation_schedule(torch.nn.Linear(3, 2), batches)
+        parts, every = distil.distillation_schedule(torch.nn.Linear(3, 2), batches)
     assert ([len(part) for part in parts], every) == ([4] * 10, 2)
-    assert reference_gauges.distillation_schedule is before
+    assert distil.distillation_schedule is before
 
 
 def test_default_distils_the_digits_in_every_third_step_because_of_an_odd_batch(bench, monkeypatch):
-    schedule, seen = reference_gauges.distillation_schedule, []
+    schedule, seen = distil.distillation_schedule, []
 
     def observe(model, batches, *, normalized):
         parts, every = schedule(model, batches, normalized=normalized)
         seen.append(([len(x) for x, _ in batches], every))
         return parts, every
 
-    monkeypatch.setattr(reference_gauges, "distillation_schedule", observe)
+    monkeypatch.setattr(distil, "distillation_schedule", observe)
     bench.Digits(None, 1).run(Budget(0.1), 0)
     assert seen == [([20] * 9 + [19], 3)]
 
