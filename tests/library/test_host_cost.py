@@ -87,6 +87,7 @@ def calls_in_a_step(count: int, options: dict[str, Any] | None) -> int:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_step_calls_nothing_for_each_parameter(name):
     """A rule or check for each one takes dozens of calls; comprehensions and maps over all of them take none."""

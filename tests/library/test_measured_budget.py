@@ -215,6 +215,7 @@ def run(interrupt=None, kind=None, data=False):
     return {**model.state_dict(), **{f"moor.{name}": t for name, t in moor.state_dict().items()}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", [(0, 3), (0, 16), (1, 0)])
 def test_killed_and_resumed_equals_never_interrupted(interrupt):
     check_equal("resumed", run(interrupt), run())

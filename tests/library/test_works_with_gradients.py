@@ -126,6 +126,7 @@ def test_grad_scaler_with_unscale_and_clipping_equals_training_without(optimizer
     check(moor, hand, train_clipped, train_clipped_by_hand)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("importance", ["ewc", "per sample", "mas", "si"])
 @pytest.mark.parametrize("optimizer", SCALED)

@@ -47,6 +47,7 @@ def compiled_in_place(model: nn.Module, **options: Any) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("importance", ["ewc", "mas"])
 @pytest.mark.parametrize("compile_", [torch.compile, compiled_in_place])

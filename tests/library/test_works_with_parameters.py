@@ -179,6 +179,7 @@ EVERY_PULL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pull", EVERY_PULL, ids=repr)
 def test_scalar_parameter_is_held_as_a_vector_of_one(pull: Pull) -> None:
     for importance in EVERY_IMPORTANCE:
