@@ -68,8 +68,9 @@ def test_a_run_alone_equals_the_run_in_a_fleet_of_all_methods(kind: str, network
     for spec in specs:
         fleets.setdefault(fleet_shape(spec), []).append(spec)
     layers = network != "laboratory.test_fleet_equals:dropping"
-    # plain, frozen, frozen after first, joint, outputs, er, a-gem, distil, lwf, der++, ftp, tpgm; and six with layers
-    assert len(fleets) == 12 + 6 * layers
+    # plain, frozen, frozen after first, joint, outputs, er, mir, a-gem, distil, mooring, lwf, der++, ftp, tpgm;
+    # and six with layers
+    assert len(fleets) == 14 + 6 * layers
     for fleet in fleets.values():
         together = final(Fleet(fleet, stream))
         for spec in fleet[:: max(1, len(fleet) // 4)]:

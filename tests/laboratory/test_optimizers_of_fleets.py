@@ -152,7 +152,7 @@ def test_kernels_on_a_gpu_equal_eager_steps_on_a_cpu(method: str, setting: str) 
     fleets = [Fleet(specs, stream, device=device) for device in ("cpu", "cuda")]
     for fleet in fleets:
         fleet.run()
-    assert fleets[1].fused
+    assert fleets[1].groups.fused
     cpu, cuda = ({name: p.detach().cpu() for name, p in fleet.stack.parameters.items()} for fleet in fleets)
     torch.testing.assert_close(cpu, cuda, **EXACT)
 

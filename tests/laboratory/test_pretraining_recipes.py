@@ -11,6 +11,7 @@ from torch import nn
 
 from laboratory.test_pretraining import SMALL, STREAM, StoppedError, content
 from mooring.errors import MooringError
+from mooring_lab.model.spec import rate_factor
 from mooring_lab.streams.slices import limit_images
 from mooring_lab.study.pretraining import RECIPES, Pretraining, pretrain, pretrain_missing, read_metadata
 from mooring_lab.study.pretraining import settings_by_recipe as by_recipe
@@ -28,8 +29,9 @@ def trained_in(folder: Path, *plans: Pretraining, stream=SMALL) -> list[str]:
 
 def test_paper_recipe_has_the_learning_rates_and_augmentation_of_the_paper():
     spec = RECIPES["paper"].spec(0)
-    assert [spec.lr_in(epoch) for epoch in (0, 24)] == [0.1, 0.1]
-    assert [spec.lr_in(epoch) for epoch in (25, 49, 50, 59)] == pytest.approx([0.01, 0.01, 0.001, 0.001])
+    steps = range(0, 60 * 7, 7)  # the first of each epoch
+    rates = [spec.lr * rate_factor(spec.schedule, step, 60 * 7, spec.epochs) for step in steps]
+    assert rates == pytest.approx([0.1] * 25 + [0.01] * 25 + [0.001] * 10)
     assert (spec.epochs, spec.batch, spec.momentum, spec.weight_decay) == (60, 128, 0.9, 1e-4)
     assert (spec.flips, spec.shifts) == (True, 0)
 

@@ -26,6 +26,10 @@ def test_probe_takes_a_few_steps_of_every_method_and_times_the_last_ones(method)
     assert next(clock) - 1 < PROBE_STEPS
 
 
+def refuse_results(fleet):
+    raise AssertionError("a probe needs no results")
+
+
 class Spied(Fleet):
     created: list["weakref.ref[Fleet]"]
     steps_of_task: dict[int, int]
@@ -33,13 +37,11 @@ class Spied(Fleet):
     def __init__(self, *args, **more) -> None:
         super().__init__(*args, **more)
         Spied.created.append(weakref.ref(self))
+        self.measured.finish = refuse_results
 
     def _step(self, task, *more):
         Spied.steps_of_task[task] = Spied.steps_of_task.get(task, 0) + 1
         super()._step(task, *more)
-
-    def _finish(self):
-        raise AssertionError("a probe needs no results")
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_diverging_run_does_not_diverge_in_a_probe():
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()], ids=repr)
 def test_probe_out_of_memory_returns_none_and_holds_nothing(spied, monkeypatch, error):
-    monkeypatch.setattr(Spied, "_forward", lambda *args: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(Spied, "_step", lambda *args: (_ for _ in ()).throw(error))
     assert probe_size([spec_for("plain", STREAM)], STREAM) is None
     error.__traceback__ = None  # pytest holds the error itself
     gc.collect()
@@ -86,7 +88,7 @@ def test_probe_out_of_memory_returns_none_and_holds_nothing(spied, monkeypatch, 
 
 
 def test_other_error_in_a_probe_is_raised(spied, monkeypatch):
-    monkeypatch.setattr(Spied, "_forward", lambda *args: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+    monkeypatch.setattr(Spied, "_step", lambda *args: (_ for _ in ()).throw(RuntimeError("shapes differ")))
     with pytest.raises(RuntimeError, match="shapes differ"):
         probe_size([spec_for("plain", STREAM)], STREAM)
 

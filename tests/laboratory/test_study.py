@@ -358,13 +358,13 @@ DAMAGES = {
     "empty": lambda path: path.write_bytes(b""),
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "garbage": lambda path: path.write_bytes(b"\xff" * 5000),
-    "no header": lambda path: save_file({"curve": torch.zeros(1)}, path),
+    "no header": lambda path: save_file({"first_bad": torch.zeros(1)}, path),
     "a header that is not JSON": lambda path: rewritten(path, lambda header, tensors: "{"),
-    "a header without books": without("books"),
+    "a header without strength groups": without("strength_groups"),
     "a header without groups": without("groups"),
     "a header without runs": without("runs"),
     "of other runs": lambda path: rewritten(path, lambda header, tensors: header.update(runs=["0" * 32])),
-    "a missing tensor": lambda path: rewritten(path, lambda header, tensors: tensors.__delitem__("curve")),
+    "a missing tensor": lambda path: rewritten(path, lambda header, tensors: tensors.__delitem__("first_bad")),
     "missing parameters": lambda path: rewritten(
         path,
         lambda header, tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("parameter/")] and None,
@@ -406,7 +406,7 @@ def test_checkpoint_of_another_version_is_refused_in_one_line_and_left_as_it_is(
     with pytest.raises(MooringError) as caught:
         Study(path).compare(**asked)
     assert str(caught.value) == (
-        f"the checkpoint {checkpoint} has version {version}, this Mooring reads 2: "
+        f"the checkpoint {checkpoint} has version {version}, this Mooring reads 3: "
         "continue it with the Mooring that wrote it, or delete it"
     )
     assert checkpoint.read_bytes() == before

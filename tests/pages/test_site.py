@@ -52,7 +52,7 @@ def test_every_public_name_is_in_the_reference(site):
         "Study",
         "MooringCallback",
     ):
-        assert re.search(rf'id="mooring\.[\w.]*\b{name}"', pages), name
+        assert re.search(rf'id="mooring(?:_lab)?\.[\w.]*\b{name}"', pages), name
     assert "<code>exclude</code>" in pages  # an option of the function attach, not of its module
 
 

@@ -21,7 +21,9 @@ def fleet_shape(spec: RunSpec) -> tuple[object, ...]:
     """
     method = find_method(spec.method)
     training = (spec.data, spec.network, spec.epochs, spec.batch, spec.memory, spec.flips, spec.shifts, spec.dtype)
-    return (*training, spec.buffers, spec.optimizer, method.plugin, method.observes_outputs, method.observes_layers)
+    name = method.name if method.plugin and method.plugin.one_method else ""
+    learning = (spec.optimizer, method.plugin, name, method.observes_outputs, method.observes_layers)
+    return (*training, spec.buffers, *learning)
 
 
 def strength_group_key(spec: RunSpec) -> str:

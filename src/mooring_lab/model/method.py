@@ -43,6 +43,7 @@ class PluginOptions:
         uses_strength: whether the strength of a method without an importance is the plugin's.
         acts_at_once: whether the strength has an effect in the first task.
         all_tasks: whether every task trains on the data of all tasks.
+        one_method: whether all runs of a fleet must have the same method.
         updates: how many steps in a row each batch is trained for.
     """
 
@@ -50,6 +51,7 @@ class PluginOptions:
     uses_strength: ClassVar[bool] = True
     acts_at_once: ClassVar[bool] = False
     all_tasks: ClassVar[bool] = False
+    one_method: ClassVar[bool] = False
     updates = 1
 
     def load(self) -> Any:

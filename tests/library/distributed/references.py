@@ -178,7 +178,7 @@ def sharded_return_and_state_file_equal_one_process(make: Callable[[], nn.Module
             fully_shard(module, mesh=init_device_mesh("cpu", (world,)))
         with nullcontext() if shard else one_process():
             pull = mooring.Budget(1e-4, distil=False)
-            moor = mooring.attach(model, optimizer_of(model), pull=pull, reference=reference)
+            moor = mooring.attach(model, optimizer_of(model), pull=pull, reference=reference, memory=mooring.Memory())
             for step in range(6):
                 if step == 3:
                     moor.consolidate()

@@ -13,7 +13,7 @@ WEIGHTS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 @dataclass(frozen=True)
 class ReferenceOptions(PluginOptions):
-    """Options of methods that keep a reference.
+    """Options of methods that keep a reference; a measured budget is that of one method.
 
     Args:
         measures: whether a `Budget` is measured on it.
@@ -24,6 +24,7 @@ class ReferenceOptions(PluginOptions):
     plugin: str = "mooring_lab.methods.budgets.reference_plugin:ReferencePlugin"
     measures: bool = False
     attached: bool = False
+    one_method = True
 
 
 METHODS = [

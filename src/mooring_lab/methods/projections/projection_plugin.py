@@ -21,6 +21,7 @@ class ProjectionPlugin(LearnerPlugin):
     """The projection of the runs, and what it keeps.
 
     Attributes:
+        strengths: of the runs, float64 of shape (runs,).
         projection: with the strength of each run.
         states: by the name of a layer or parameter; every tensor has a leading run axis.
     """
@@ -35,10 +36,13 @@ class ProjectionPlugin(LearnerPlugin):
     def set_strengths(self, specs: Sequence[RunSpec]) -> None:
         """Give each run the strength of its spec."""
         strengths = [spec.strength or 0.0 for spec in specs]
-        self.projection: Any = self.options.make(torch.tensor(strengths, dtype=torch.float64, device=self.device))
+        self.strengths = torch.tensor(strengths, dtype=torch.float64, device=self.device)
+        self.projection: Any = self.options.make(self.strengths)
 
     def keep(self, rows: Tensor) -> None:
         """Keep the runs in these rows."""
+        self.strengths = self.strengths[rows]
+        self.projection = self.options.make(self.strengths)
         self.states = {name: {key: t[rows] for key, t in state.items()} for name, state in self.states.items()}
 
     def names_in_order(self, fleet: Fleet) -> Iterable[str]:
