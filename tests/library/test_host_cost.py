@@ -59,7 +59,10 @@ class Sum(nn.Module):
 
 
 def calls_in_a_step(count: int, options: dict[str, Any] | None) -> int:
-    """Return the calls in `optimizer.step()` of a model with so many parameters, once plans are made."""
+    """Return the calls in `optimizer.step()` of a model with so many parameters, once plans are made.
+
+    The least of four steps: where a gradient got other memory than in the step before, its address is read again.
+    """
     torch.manual_seed(0)
     model, x = Sum(count), torch.randn(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -67,13 +70,13 @@ def calls_in_a_step(count: int, options: dict[str, Any] | None) -> int:
         if options is not None:
             mooring.attach(model, optimizer, reference=[(x, torch.tensor([0, 1, 0, 1]))], progress=False, **options)
             use_empty_kernels(monkeypatch)
-        calls = 0
+        calls, calls_of_steps = 0, []
 
         def on_event(frame, event, arg):
             nonlocal calls
             calls += event in ("call", "c_call")
 
-        for _ in range(4):
+        for _ in range(7):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             calls = 0
@@ -84,7 +87,8 @@ def calls_in_a_step(count: int, options: dict[str, Any] | None) -> int:
             finally:
                 sys.setprofile(None)
                 gc.enable()
-    return calls
+            calls_of_steps.append(calls)
+    return min(calls_of_steps[3:])
 
 
 @pytest.mark.slow
