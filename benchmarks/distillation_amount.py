@@ -30,7 +30,7 @@ from torch import nn
 
 from mooring import Budget
 from mooring.hold import distil
-from mooring.reference.pass_cost import rows_of, samples_of
+from mooring.reference.batches import rows_of, samples_of
 
 SCHEDULES: dict[str, tuple[float, int] | None] = {
     "a batch in every step": (1, 1),

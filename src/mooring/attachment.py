@@ -6,8 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mooring.curvature.low_rank import Product
-from mooring.curvature.products import find_products
+from mooring.curvature.low_rank import Product, find_products
 from mooring.distributed.dtensor import check_sharding
 from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.mooring import Mooring

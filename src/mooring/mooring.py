@@ -13,6 +13,7 @@ from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.diagnose import stability
 from mooring.diagnose.coverage import Coverage, find_coverage
+from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.diagnosis import Diagnosis, diagnose_states
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
@@ -20,6 +21,7 @@ from mooring.errors import MooringError
 from mooring.hold.distil import make_distillation, weight_control
 from mooring.hold.measure import Gauge, MeasuredPoint, Measurement, make_gauge, read_batches
 from mooring.hold.measured_budget import MeasuredBudget
+from mooring.hold.unmeasured import Unmeasured
 from mooring.optimizers import (
     ATTACHED,
     check_optimizer,
@@ -27,18 +29,17 @@ from mooring.optimizers import (
     parameters_of_siblings,
     unwrap_optimizer,
 )
-from mooring.parts import Parts
-from mooring.persistence import SavedMooring, pack
-from mooring.reference.batches import Data, Loss
-from mooring.reference.estimation import estimate
-from mooring.reference.memory_estimate import check_memory
-from mooring.reference.split import split_batches, split_reference
+from mooring.persistence import Parts, SavedMooring, pack
+from mooring.reference.batches import Data, Loss, split_batches, split_reference
+from mooring.reference.estimation import check_memory, estimate
 from mooring.rules import State
 from mooring.rules.pull import check_numbers
 from mooring.state.chosen_rules import Rules
 from mooring.state.consolidation import layer_scales
 from mooring.state.memory import Memory
+from mooring.state.mooring_state import MooringState
 from mooring.state.selection import layer_of
+from mooring.step import TrainingStep
 
 
 class Mooring:
@@ -160,7 +161,7 @@ class Mooring:
         self._watch.end_task(parameters_of_siblings(self._step))
         self._step.invalidate()
         forgotten: list[Measurement] = []
-        with self._parts.restored_on_error():
+        with self._restored_on_error():
             gauge, recorded = None, list[Gauge]()
             if data is not None:
                 gauge, recorded = self._read_task(data, loss, batches, progress)
@@ -434,8 +435,14 @@ class Mooring:
 
     def _create(self, rules: Rules, memory: Memory) -> Parts:
         """Return new parts for these rules and this memory."""
-        options: dict[str, Any] = {"outputs": self._outputs, "check_finite": self._check_finite}
-        return Parts.create(self.model, self.optimizer, rules, memory, exclude=self._exclude, **options)
+        options = rules.importance, rules.merge, self._exclude, memory, rules.product
+        states = MooringState(self.model, self.optimizer, *options)
+        watch = CoverageWatch(states, rules.pull)
+        step = TrainingStep(states, rules.pull, rules.buffers, self._check_finite, self._outputs, watch)
+        if step.budget is None or not step.budget.budget.measured:
+            return Parts(rules, states, watch, step, Unmeasured())
+        step.meter = meter = MeasuredBudget(states, step.budget)
+        return Parts(rules, states, watch, step, meter)
 
     def _adopt(self, parts: Parts) -> None:
         self._parts, self._states, self._step = parts, parts.states, parts.step
@@ -457,6 +464,18 @@ class Mooring:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    @contextmanager
+    def _restored_on_error(self) -> Iterator[None]:
+        """Restore what is known of this task, and what is distilled, if the body fails."""
+        distillation, largest = self._meter.distillation, self._meter.largest_scale
+        try:
+            with self._states.restored_on_error():
+                yield
+        except BaseException:
+            if isinstance(self._meter, MeasuredBudget):
+                self._meter.distillation, self._meter.largest_scale = distillation, largest
+            raise
 
     def _estimate(
         self,

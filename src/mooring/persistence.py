@@ -1,17 +1,39 @@
 """Saving a Mooring as a flat dictionary of tensors, and continuing from one."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.errors import warn
 from mooring.hold.gauge_state import PREFIX, pack_gauges, unpack_gauges
 from mooring.hold.measured_budget import MeasuredBudget
-from mooring.parts import Parts
+from mooring.hold.unmeasured import Unmeasured
 from mooring.reference.batches import Loss, Outputs
 from mooring.rules import State
 from mooring.state.chosen_rules import Rules
 from mooring.state.memory import Memory
+from mooring.state.mooring_state import MooringState
 from mooring.state.state_dict import describe_states, pack_state, read_header, read_state
+from mooring.step import TrainingStep
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a Mooring, which are replaced together when a saved state has other rules.
+
+    Attributes:
+        rules: the rules.
+        states: the states of the moored parameters.
+        watch: warns of what nothing holds.
+        step: the hooks around the optimizer's step.
+        meter: measures forgetting, if the pull is a measured budget.
+    """
+
+    rules: Rules
+    states: MooringState
+    watch: CoverageWatch
+    step: TrainingStep
+    meter: MeasuredBudget | Unmeasured
 
 
 def pack(parts: Parts, *, gauge: bool) -> State:

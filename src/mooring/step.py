@@ -358,7 +358,8 @@ class TrainingStep:
         groups = self.states.optimizer.param_groups
         rates = {p: learning_rate(group, self._collector.rate_reader) for group in groups for p in group["params"]}
         rule = self._step_rule(updates=False, pulls=True)
-        for indices in self.states.offload.groups(states := list(self.states.records.values())):
+        states, offload = list(self.states.records.values()), self.states.offload
+        for indices in offload.groups(states) if offload else [range(len(states))]:
             for state in (states[index] for index in indices):
                 if not state.count or state.previous is None or state.parameter not in rates:
                     continue
@@ -385,7 +386,7 @@ class TrainingStep:
             self._kernels.invalidate()
         self._collector.forget()
         self._steps.forget_parts()
-        self.states.offload.invalidate()
+        self.states.invalidate_staged()
         if self.budget:
             self.budget.invalidate()
 
@@ -444,7 +445,7 @@ class TrainingStep:
 
     def _with_anchors(self, steps: ParameterSteps) -> Iterator[ParameterSteps]:
         """Yield the steps in groups whose anchors are on the device: all at once unless anchors are offloaded."""
-        if not self.states.memory.host:
+        if self.states.offload is None:
             yield steps
             return
         for indices in self.states.offload.groups(steps.states):

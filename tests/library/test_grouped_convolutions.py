@@ -6,7 +6,7 @@ from torch import nn
 
 import mooring
 from mooring.curvature.kronecker_factors import batch_factors
-from mooring.reference import memory_estimate
+from mooring.reference import estimation
 from mooring.rules import Kronecker
 
 F64 = torch.float64
@@ -97,7 +97,7 @@ def test_memory_estimate_of_groups_counts_what_is_allocated():
     moor = mooring.attach(
         model, torch.optim.SGD(model.parameters(), lr=0.1), importance=Kronecker(), pull=mooring.Budget(0.1)
     )
-    estimated = memory_estimate.estimated_bytes(moor._states)[torch.device("cpu")]
+    estimated = estimation.estimated_bytes(moor._states)[torch.device("cpu")]
     moor.consolidate(data=[(torch.randn(4, 4, 3, 3), torch.arange(4) % 3)])
     kept = sum(p.numel() * 4 for p in model.parameters())
     for state in moor._states.records.values():

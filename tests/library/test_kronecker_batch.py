@@ -16,7 +16,6 @@ from mooring.backends.kronecker_batch import KroneckerBatch, kronecker_batches
 from mooring.rules import Kronecker
 from mooring.rules.budget import budget_solved
 from mooring.state.memory import Memory
-from mooring.state.offload import AnchorOffload
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-9}
 
@@ -74,7 +73,7 @@ def test_batches_of_layers_pull_as_single_parameters_do(dtype):
     batched, alone = displaced_states(moor), displaced_states(moor)
     tolerance, budget = TOLERANCES[dtype], mooring.Budget(1e-3)
     assert pull_energy(batched) > 1e-3
-    solver = BudgetSolver(budget, AnchorOffload(1))
+    solver = BudgetSolver(budget)
     with torch.no_grad():
         solver.apply_pull(batched, [state.parameter for state in batched], 1)
         mu = pull_one_by_one(alone, budget)
@@ -101,7 +100,7 @@ def test_budget_that_is_not_spent_leaves_every_bit():
     _, _, moor, _ = moored(torch.float32)
     states = displaced_states(moor, scale=1e-9)
     before = [state.parameter.clone() for state in states]
-    BudgetSolver(mooring.Budget(1e9), AnchorOffload(1)).apply_pull(states, [s.parameter for s in states], 1)
+    BudgetSolver(mooring.Budget(1e9)).apply_pull(states, [s.parameter for s in states], 1)
     assert all(torch.equal(state.parameter, value) for state, value in zip(states, before, strict=True))
 
 
@@ -174,7 +173,7 @@ def test_operations_of_a_step_do_not_grow_with_the_number_of_equal_layers():
         moor = mooring.attach(model, optimizer, reference=data, importance=Kronecker(), pull=mooring.Budget(1e-6))
         states = list(moor._states.records.values())
         moved = [state.parameter for state in states]
-        solver = BudgetSolver(mooring.Budget(1e9), AnchorOffload(1))
+        solver = BudgetSolver(mooring.Budget(1e9))
         solver.apply_pull(states, moved, 1)
         with Count() as counter:
             solver.apply_pull(states, moved, 1)

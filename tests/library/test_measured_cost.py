@@ -13,8 +13,8 @@ from mooring.backends import budget_solver
 from mooring.curvature import kronecker_factors
 from mooring.hold.measure import Gauge
 from mooring.reference import divergence as coarse
+from mooring.reference.batches import placed
 from mooring.reference.pass_cost import DISTILLATION, DISTILLATION_FOR_ADAM, distillation_schedule
-from mooring.reference.placement import placed
 from waiting import waiting_refused
 
 SIZE, CLASSES = 6, 4
@@ -169,7 +169,7 @@ def test_on_a_gpu_a_measured_budget_makes_nothing_wait(distil, kind):
 
 @pytest.mark.gpu
 def test_batches_that_are_too_large_for_the_gpu_are_pinned_and_make_nothing_wait(monkeypatch):
-    monkeypatch.setattr("mooring.reference.placement.RESIDENT_PART", 0.0)
+    monkeypatch.setattr("mooring.reference.batches.RESIDENT_PART", 0.0)
     (first, *_) = placed(data(1), torch.device("cuda", 0))
     assert all(t.is_pinned() for t in first)
     test_on_a_gpu_a_measured_budget_makes_nothing_wait(True, torch.optim.SGD)

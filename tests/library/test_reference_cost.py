@@ -12,7 +12,7 @@ from library.live_memory import peak_bytes
 from mooring.curvature import sampled_places
 from mooring.errors import MooringError
 from mooring.hold.distil import ROUNDS
-from mooring.reference import divergence, memory_estimate, reference_labels
+from mooring.reference import divergence, estimation, reference_labels
 from mooring.rules import Kronecker
 
 
@@ -121,7 +121,7 @@ def cross_entropy(model, batch):
 
 
 def test_reference_that_does_not_fit_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr(memory_estimate, "free_bytes", lambda device: 500)
+    monkeypatch.setattr(estimation, "free_bytes", lambda device: 500)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -138,7 +138,7 @@ def test_memory_estimate_counts_what_is_allocated():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moor = mooring.attach(model, optimizer, importance=Kronecker(), pull=mooring.Budget(0.1))
-    estimated = memory_estimate.estimated_bytes(moor._states)[torch.device("cpu")]
+    estimated = estimation.estimated_bytes(moor._states)[torch.device("cpu")]
     moor.consolidate(data=reference(4))
     kept = sum(p.numel() * 4 for p in model.parameters())  # gradients
     for state in moor._states.records.values():

@@ -50,14 +50,14 @@ class BudgetSolver:
 
     Args:
         budget: the budget.
-        offload: brings offloaded anchors to the device.
+        offload: brings offloaded anchors to the device; None if there are none.
 
     Attributes:
         mu: the multiplier, from which the next step's search starts.
         scale: the factor of what may be spent; other than 1 only if forgetting is measured.
     """
 
-    def __init__(self, budget: Budget, offload: AnchorOffload) -> None:
+    def __init__(self, budget: Budget, offload: AnchorOffload | None = None) -> None:
         self.budget, self.offload = budget, offload
         self.mu = torch.zeros((), dtype=torch.float64)
         self.scale = 1.0
@@ -142,6 +142,9 @@ class BudgetSolver:
 
     def _staged(self, terms: Sequence[BudgetTerm]) -> Iterator[BudgetTerm]:
         """Yield the terms while their anchors are on the device."""
+        if self.offload is None:
+            yield from terms
+            return
         for indices in self.offload.groups([term.state for term in terms]):
             yield from (terms[index] for index in indices)
 

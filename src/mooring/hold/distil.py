@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from mooring.distributed.dtensor import local_tensor, local_tensors, reduce_over_shards, sharded
 from mooring.errors import MooringError
 from mooring.hold.measure import Gauge, make_gauge, passive
-from mooring.reference.batches import Loss, Outputs
+from mooring.reference.batches import Loss, Outputs, samples_of
 from mooring.reference.mixtures import MixedBatches, count_inputs
-from mooring.reference.pass_cost import distillation_schedule, samples_of
+from mooring.reference.pass_cost import distillation_schedule
 from mooring.rules import Budget
 from mooring.rules.pull import Number
 

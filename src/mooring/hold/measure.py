@@ -23,12 +23,12 @@ from mooring.reference.batches import (
     device_of,
     is_pair,
     name_batch,
+    placed,
     scalar_loss,
     to_device,
 )
 from mooring.reference.divergence import StoredPredictions
 from mooring.reference.mixtures import MixedBatches
-from mooring.reference.placement import placed
 from mooring.reference.preserve_model_state import (
     Settings,
     applied_settings,

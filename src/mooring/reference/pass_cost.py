@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from mooring.reference.batches import map_tensors
-from mooring.reference.placement import tensors_in
+from mooring.reference.batches import rows_of, samples_of
 
 MEASURED_PART = 0.05
 """The largest part of training's time that measurements may take, where all weights are trained."""
@@ -97,26 +96,3 @@ def distillation_schedule(
         parts += [rows_of(batch, slice(start, start + size)) for start in range(0, count, size)] if size else [batch]
         largest = max(largest, size / count if size else 1.0)
     return parts, math.ceil(largest / cost.price)
-
-
-def samples_of(batch: Any) -> int:
-    """Return the number of samples of a batch whose tensors all have as many rows; 0 for another one.
-
-    Example:
-        >>> import torch
-        >>> samples_of((torch.zeros(4, 2), torch.zeros(4))), samples_of([torch.zeros(4, 2), torch.zeros(1, 2)])
-        (4, 0)
-    """
-    rows = {len(t) if t.ndim else 0 for t in tensors_in(batch)}
-    return rows.pop() if len(rows) == 1 else 0
-
-
-def rows_of(batch: Any, rows: slice | Tensor) -> Any:
-    """Return some rows of all tensors of a batch.
-
-    Example:
-        >>> import torch
-        >>> rows_of({"x": torch.arange(4), "name": "a"}, slice(1, 3))
-        {'x': tensor([1, 2]), 'name': 'a'}
-    """
-    return map_tensors(batch, lambda t: t[rows])

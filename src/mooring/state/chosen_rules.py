@@ -198,9 +198,8 @@ def choose_rules(
         nats = DEFAULT_PRODUCT_NATS if adapted and adapters != "parameters" else DEFAULT_NATS
         pull = Budget(nats) if reference else Interpolation()
     is_budget = isinstance(pull, Budget)
-    if importance is None:
-        importance = EWC(decay=None, per_sample=True) if is_budget else EWC()
-    importance = resolve(importance)
+    default = EWC(decay=None, per_sample=True) if is_budget else EWC()
+    importance = default if importance is None else resolve(importance)
     if not isinstance(pull, GradientPull | ParameterPull | Budget):
         raise MooringError(f"pull={pull!r} is not a pull: give an instance such as mooring.Budget(0.1)")
     for name in ("strength", "nats"):

@@ -18,9 +18,8 @@ from mooring.curvature.kronecker_factors import (
     layer_groups,
     layers_with_factors,
 )
-from mooring.curvature.low_rank import Product
+from mooring.curvature.low_rank import Product, Products, by_parameters, find_products
 from mooring.curvature.product_factors import ROOT_SLOTS, ProductFactors
-from mooring.curvature.products import Products, by_parameters, find_products
 from mooring.distributed.dtensor import local_part, local_tensor, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning, first_and_count, warn
 from mooring.rules import Importance, State
@@ -87,7 +86,7 @@ class MooringState:
         self.products = Products()
         self.observed_every = importance.every if importance.by_layer else PRODUCT_EVERY
         self.merged_products: dict[str, ProductFactors] = {}  # of adapters that left the model, by layer
-        self.offload = AnchorOffload(memory.staging)
+        self.offload = AnchorOffload(memory.staging) if memory.host else None
         self.copies_anchors = True  # not in an estimate, in which no parameter moves
         self.tasks = 0
         self.steps = 0
@@ -200,6 +199,11 @@ class MooringState:
             self.records, self.diagonal_reasons, self.not_estimated = records, reasons, not_estimated
             raise
 
+    def invalidate_staged(self) -> None:
+        """Discard copies of offloaded anchors, before these change."""
+        if self.offload:
+            self.offload.invalidate()
+
     def optimizer_parameters(self) -> list[Tensor]:
         """Return every parameter of the optimizer."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -284,7 +288,7 @@ class MooringState:
     def _convert(self, state: ParameterState) -> ParameterState:
         """Give the state of a parameter whose dtype has changed an anchor that is as exact."""
         p = state.parameter
-        self.offload.invalidate()
+        self.invalidate_staged()
         if self.memory.anchor is None:
             state.anchor = state.anchor.to(torch.promote_types(p.dtype, state.anchor.dtype))
         state.choose_dtype()
@@ -366,7 +370,7 @@ class MooringState:
 
     def consolidate(self, pull: Callable[[], None] = lambda: None, *, decompose: bool = True) -> None:
         """End a task, as `consolidate` says; without a step or estimate since the last one, only move the anchors."""
-        self.offload.invalidate()
+        self.invalidate_staged()
         if self.idle:
             self._move_idle_anchors()
             return

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from mooring.curvature.kronecker_factors import FACTOR_SLOTS, update_eigenbases
-from mooring.curvature.low_rank import Product
+from mooring.curvature.low_rank import Product, check_same_layers, sample_layer
 from mooring.curvature.product_factors import ROOT_SLOTS
-from mooring.curvature.products import check_same_layers, sample_layer
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError, warn
 from mooring.rules import State

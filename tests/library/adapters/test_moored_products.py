@@ -11,7 +11,7 @@ import mooring
 from library.adapters.low_rank_nets import Adapted, QuantizedLinear, adapted_net, batches, train, trainable
 from mooring.curvature import LowRank, Product, product_factors, register_low_rank
 from mooring.errors import MooringError, UnheldWarning
-from mooring.reference.memory_estimate import estimated_bytes
+from mooring.reference.estimation import estimated_bytes
 from mooring.rules import Kronecker
 
 CURVATURE = mooring.EWC(decay=None, per_sample=True)

@@ -22,7 +22,7 @@ from library.distributed.ranks import run_cases
 from mooring.distributed.dtensor import gathered, one_process
 from mooring.errors import MooringError
 from mooring.integrations.state_file import save
-from mooring.reference import memory_estimate
+from mooring.reference import estimation
 from mooring.rules import EWC, MAS, Kronecker
 
 F64 = torch.float64
@@ -252,9 +252,9 @@ def too_little_memory_stops_all() -> None:
     moor = mooring.attach(model, optimizer_of(model))
     message = "^the reference needs" if dist.get_rank() == 1 else "^rank 1 has too little memory: the reference needs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_estimate, "free_bytes", lambda device: 500 if dist.get_rank() == 1 else None)
+        patch.setattr(estimation, "free_bytes", lambda device: 500 if dist.get_rank() == 1 else None)
         with pytest.raises(MooringError, match=message):
-            memory_estimate.check_memory(moor._states)
+            estimation.check_memory(moor._states)
         with pytest.raises(MooringError, match=message):
             moor.estimate(inputs())
     moor.estimate(inputs())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mooring.errors import MooringError
 from mooring.hold.distil import WeightedDistillation, distilled_parts, limited, mixture_rounds, weight_control
-from mooring.reference.split import split_reference
+from mooring.reference.batches import split_reference
 from mooring.rules import Budget
 from mooring.rules.pull import per_run
 from mooring_lab.fleet.learner_plugin import EpochPlan, LearnerPlugin, PluginState, Step, Tensors
