@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mooring_lab.model import metrics
 from mooring_lab.model.metric_definitions import DEFINITIONS
-from mooring_lab.model.spec import FIELD_NAMES, RunSpec
+from mooring_lab.model.spec import RunSpec
 
 Status = Literal["finished", "unstable", "rejected"]
 
@@ -155,17 +155,6 @@ class Result:
             "backward": metrics.backward_transfer(matrix),
             "forward": metrics.forward_transfer(matrix, torch.tensor(self.untrained, dtype=torch.float64)),
         }
-
-    def setting_record(self) -> dict[str, Any]:
-        """Return every field of the specification and the scenario, as flat values for one line of a CSV file.
-
-        Example:
-            >>> result = Result(RunSpec("digits", "0", "plain", 0), "finished", "", [10.0], [[90.0]], scenario="class")
-            >>> list(result.setting_record().items())[:3]
-            [('stream', 'digits'), ('scenario', 'class'), ('data', '0')]
-        """
-        settings = {name: getattr(self.spec, name) for name in FIELD_NAMES}
-        return {"stream": self.spec.stream, "scenario": self.scenario, **settings}
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-serializable values; the lists are shared with the result."""

@@ -90,8 +90,8 @@ class Row:
 
         A metric has a mean, a standard deviation and the ends of its interval; None where it is not defined.
         """
-        record = self.results[0].setting_record()
-        del record["seed"]
+        record: dict[str, Any] = {"stream": self.setting.stream, "scenario": self.scenario}
+        record |= {name: getattr(self.setting, name) for name in FIELD_NAMES if name != "seed"}
         record |= {"seeds": len(self.results), "finished": len(self.results) - len(self.unfinished)}
         for name, interval in {**dict.fromkeys(DEFINITIONS), **self.metrics, "difference": self.difference}.items():
             record |= {f"{name} {part}": getattr(interval, part, None) for part in ("mean", "std", "low", "high")}

@@ -14,7 +14,6 @@ from markupsafe import Markup
 
 from mooring_lab.model.metric_definitions import DEFINITIONS, NOTATION
 from mooring_lab.model.results import Result
-from mooring_lab.report.downloads import downloads
 from mooring_lab.report.narrative import compared, duration, headline, outcome, ranges
 from mooring_lab.report.numbers import printable
 from mooring_lab.report.picture import Picture
@@ -53,7 +52,6 @@ def page(parts: Sequence[tuple[Section, Sequence[Picture]]], *, title: str | Non
         terms=_terms(shown, results),
         definitions=DEFINITIONS,
         notation=NOTATION,
-        downloads=downloads([section for section, _ in parts]),
     )
     return standalone_page(Markup(body), title=title, generator=GENERATOR, script=_asset("page.js"))
 

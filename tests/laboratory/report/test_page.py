@@ -1,9 +1,6 @@
 """One page that needs nothing else, tells the truth, and is replaced as a whole."""
 
-import base64
-import csv
 import errno
-import io
 import math
 import os
 import re
@@ -67,10 +64,7 @@ def test_the_page_needs_nothing_from_outside(page):
     for tag, attributes in Reader(page).elements:
         assert tag not in ("link", "img", "iframe", "object", "embed")
         for name in ("src", "href", "xlink:href"):
-            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,", "data:text/csv;")), (
-                tag,
-                attributes,
-            )
+            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,")), (tag, attributes)
 
 
 def test_every_figure_is_there_as_svg_as_png_and_in_the_page(page):
@@ -234,7 +228,7 @@ def test_parts_without_content_are_left_out(tmp_path):
     assert explained == [
         *("Average accuracy", "Average incremental accuracy", "Forgetting (T-1)", "Forgetting (T)"),
         *("Learning accuracy", "Backward transfer", "Forward transfer"),
-        *("Runs", "Seeds", "Training time", "Figures"),
+        *("Runs", "Seeds", "Training time", "Numbers", "Figures"),
     ]
 
 
@@ -254,7 +248,7 @@ def test_contents_name_every_part_of_the_page(page):
     targets = re.findall(r'href="#([^"]+)"', contents)
     parts = re.findall(r'<(?:section|figure)[^>]* id="([^"]+)"', html) + re.findall(r'<h3 id="([^"]+)"', html)
     assert sorted(targets) == sorted(parts)
-    assert len(targets) == len(set(targets)) == 2 * (3 + len(FIGURES)) + 3
+    assert len(targets) == len(set(targets)) == 2 * (3 + len(FIGURES)) + 2
 
 
 def test_page_without_a_title_is_named_after_its_methods_and_streams(tmp_path):
@@ -273,62 +267,6 @@ def test_no_interval_leaves_the_range_of_a_percentage(tmp_path):
     # 100 and 98.8 %: the deviation is 1.2 / sqrt(2), and the interval of Student's t is 12.706 * 0.6 on both sides.
     assert row[2]["text"].strip() == "91.78 to 100.00"
     assert "91.78 to 100.00" in page.read_text(encoding="utf-8")
-
-
-def downloaded(page: Path) -> dict[str, list[dict[str, str]]]:
-    """Return the rows of each CSV file that a page offers."""
-    offered = {a["download"]: a["href"] for tag, a in Reader(page).elements if tag == "a" and "download" in a}
-    tables = {}
-    for name, address in offered.items():
-        kind, content = address.split(",", 1)
-        assert kind == "data:text/csv;charset=utf-8;base64"
-        tables[name] = list(csv.DictReader(io.StringIO(base64.b64decode(content).decode("utf-8"))))
-    return tables
-
-
-def test_downloads_name_the_scenario_and_have_intransigence(tmp_path):
-    runs = [
-        replace(synthetic.run(method, 0, stream=scenario), scenario=scenario)
-        for scenario in ("task", "class")
-        for method in ("plain", "joint")
-    ]
-    tables = downloaded(write_report(runs, tmp_path, **PAGE))
-    for table in tables.values():
-        assert [row["scenario"] for row in table] == ["task", "task", "class", "class"]
-    joint, plain = runs[1].matrix[-1], [row[task] for task, row in enumerate(runs[0].matrix)]
-    apart = statistics.mean(j - a for j, a in zip(joint, plain, strict=True))
-    settings = tables["settings.csv"]
-    assert float(settings[0]["intransigence mean"]) == pytest.approx(apart, abs=1e-9)
-    assert settings[1]["intransigence mean"] == ""
-
-
-def test_downloads_hold_the_numbers_of_the_page(page, results):
-    tables = downloaded(page)
-    assert set(tables) == {"settings.csv", "runs.csv"}
-    runs = tables["runs.csv"]
-    assert len(runs) == len(results) == 36
-    by_key = {(run["stream"], run["method"], run["strength"], run["seed"]): run for run in runs}
-    for result in results:
-        spec = result.spec
-        strength = "" if spec.strength is None else str(spec.strength)
-        row = by_key[spec.stream, spec.method, strength, str(spec.seed)]
-        assert row["status"] == result.status
-        if result.status == "finished":
-            assert float(row["accuracy"]) == pytest.approx(statistics.fmean(result.matrix[-1]), abs=1e-12)
-        else:
-            assert row["accuracy"] == ""
-    setting = next(row for row in tables["settings.csv"] if row["method"] == "mas")
-    accuracy = [statistics.fmean(result.matrix[-1]) for result in results if result.spec.method == "mas"]
-    plain = [
-        statistics.fmean(result.matrix[-1])
-        for result in results
-        if (result.spec.method, result.spec.stream) == ("plain", "split digits")
-    ]
-    assert (setting["seeds"], setting["finished"]) == ("3", "3")
-    assert float(setting["accuracy mean"]) == pytest.approx(statistics.mean(accuracy), abs=1e-9)
-    assert float(setting["accuracy std"]) == pytest.approx(statistics.stdev(accuracy), abs=1e-9)
-    apart = statistics.mean(own - other for own, other in zip(accuracy, plain, strict=True))
-    assert float(setting["difference mean"]) == pytest.approx(apart, abs=1e-9)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 20])
