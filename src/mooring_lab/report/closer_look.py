@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from mooring_lab.report.panel_grid import Margins, PanelGrid, add_panels
+from mooring_lab.report.panel_grid import Margins, add_panels
 from mooring_lab.report.section import Array
-from mooring_lab.report.style import FAINT, LEGEND_ROW, WIDE, FigureLayout, add_legend
+from mooring_lab.report.style import FAINT, LEGEND_ROW, METHOD_COLUMNS, add_legend, legend_height
 
 MARGINS = Margins(left=0.55, right=0.1, top=0.35 - LEGEND_ROW, bottom=0.45, across=0.62, between=0.62)
 
@@ -22,7 +22,6 @@ def scatter(
     points: Array,
     box: Array,
     draw: Callable[[Axes, Array], None],
-    layout: FigureLayout,
     height: float,
     marks: Sequence[tuple[Line2D, str]],
 ) -> tuple[Figure, str]:
@@ -32,21 +31,24 @@ def scatter(
         points: positions of shape (points, 2), the best first.
         box: the limits of the axes, ((left, right), (low, high)).
         draw: a function that draws into a panel with these limits.
-        layout: the shape of the figure.
         height: the height of a panel with its margins, in inches.
         marks: the entries of its legend.
     """
     boxes = [box]
-    if len(points) and _crowded(closer := limits(points[: -(-len(points) // 2)]), box, len(points)):
-        boxes.append(closer)
-    grid = _panels(len(boxes), height, layout, len(marks))
+    if len(points) > FEW_POINTS:
+        closer = limits(points[: -(-len(points) // 2)])
+        boxes += [closer] * bool((np.diff(closer) / np.diff(box)).prod() < CROWDED_SHARE)
+    legend = legend_height(len(marks), METHOD_COLUMNS) + LEGEND_ROW * (len(boxes) - 1)
+    inner = height - MARGINS.top - MARGINS.bottom
+    grid = add_panels(len(boxes), len(boxes), lambda width: inner, MARGINS, legend)
     for panel, here in zip(grid.axes, boxes, strict=True):
+        panel.grid()
         panel.set(xlim=here[0], ylim=here[1])
         draw(panel, here)
-        panel.set_xticks([tick for tick in panel.get_xticks() if max(here[0][0], 0) <= tick <= min(here[0][1], 100)])
-        panel.set_yticks([tick for tick in panel.get_yticks() if max(here[1][0], 0) <= tick <= min(here[1][1], 100)])
+        for axis, (low, high) in zip((panel.xaxis, panel.yaxis), here, strict=True):
+            axis.set_ticks([tick for tick in axis.get_ticklocs() if max(low, 0) <= tick <= min(high, 100)])
         panel.set(xlim=here[0], ylim=here[1])
-    add_legend(grid.figure, marks, layout, layout.methods)
+    add_legend(grid.figure, marks, METHOD_COLUMNS)
     if len(boxes) == 1:
         return grid.figure, ""
     corner, side = boxes[1][:, 0], np.diff(boxes[1])[:, 0]
@@ -65,18 +67,3 @@ def limits(points: Array) -> Array:
     low, high = points.min(0), points.max(0)
     margin = np.maximum(0.08 * (high - low), 0.5)
     return np.column_stack([low - margin, high + margin])
-
-
-def _panels(count: int, height: float, layout: FigureLayout, marks: int) -> PanelGrid:
-    """Return a figure with its panels, beside each other or stacked on a phone."""
-    legend = layout.legend_height(marks, layout.methods) + (LEGEND_ROW if count > 1 else 0.0)
-    inner = height - MARGINS.top - MARGINS.bottom
-    grid = add_panels(count, count if layout is WIDE else 1, lambda width: inner, layout, MARGINS, legend)
-    for panel in grid.axes:
-        panel.grid()
-    return grid
-
-
-def _crowded(closer: Array, box: Array, points: int) -> bool:
-    """Return whether the better half of many points fills little of the panel and needs one of its own."""
-    return points > FEW_POINTS and float((np.diff(closer) / np.diff(box)).prod()) < CROWDED_SHARE

@@ -9,7 +9,7 @@ from mooring_lab.report.families import FAMILIES, family_of, point_styles
 from mooring_lab.report.numbers import shortened
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array
-from mooring_lab.report.style import FAINT, INK, WIDE
+from mooring_lab.report.style import FAINT, INK, MAX_LETTERS
 from mooring_lab.study.frontier import Frontier, Sweep
 
 
@@ -19,7 +19,7 @@ def draw(frontier: Frontier) -> Drawing:
     points = np.array([_best(sweep) for sweep in shown], dtype=np.float64).reshape(len(shown), 2)
     by_family = sorted(shown, key=lambda sweep: FAMILIES.index(family_of(sweep.method)))
     styles = point_styles(sweep.method for sweep in by_family)
-    names = [shortened(sweep.best.label, WIDE.letters) for sweep in by_family if sweep.best is not None]
+    names = [shortened(sweep.best.label, MAX_LETTERS) for sweep in by_family if sweep.best is not None]
     marks = [(Line2D([], [], ls="", ms=6, **style), name) for style, name in zip(styles, names, strict=True)]
     marks.append((Line2D([], [], color=INK, lw=1.6), "frontier without stored samples"))
 
@@ -33,7 +33,7 @@ def draw(frontier: Frontier) -> Drawing:
         panel.set_xlabel("retained: 100 minus forgetting (T), % (more is better)")
         panel.set_ylabel("learned: accuracy right after each task, % (more is better)")
 
-    figure, note = scatter(points, _limits(shown), draw_paths, WIDE, 6.0, marks)
+    figure, note = scatter(points, _limits(shown), draw_paths, 6.0, marks)
     return Drawing(
         "frontier",
         "Learned against retained",

@@ -4,14 +4,14 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from mooring_lab.report.logarithm import logarithm, ticks
+from mooring_lab.report.panel_grid import add_heading, small_multiples
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Entry, Section, mean_over_seeds
-from mooring_lab.report.small_multiples import add_heading, make_grid
-from mooring_lab.report.style import FAINT, RULE, WIDE, FigureLayout, add_legend
+from mooring_lab.report.style import FAINT, RULE, add_legend
 from mooring_lab.report.tasks import labelled_tasks
 
 
-def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
+def draw(section: Section) -> Drawing | None:
     """Draw a panel for each method, with plain fine-tuning behind it for comparison."""
     tasks = section.tasks
     histories = {entry: history for entry in section.shown if (history := _loss_history(entry, tasks)) is not None}
@@ -24,9 +24,9 @@ def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     present = {entry.family for entry in histories}
     marks = [(Line2D([], [], color=f.colour, lw=1.6), f.name) for f in section.families if f in present]
     marks += [] if plain is None else [(Line2D([], [], color=FAINT, lw=0.9), "plain, behind")]
-    panels = make_grid(len(histories), 0.72, layout, len(marks))
+    panels = small_multiples(len(histories), 0.72, len(marks))
     for panel, (entry, (x, y)) in zip(panels.axes, histories.items(), strict=True):
-        add_heading(panels, panel, entry)
+        add_heading(panel, entry)
         panel.set(xlim=(0, tasks), ylim=(lowest - margin, highest + margin))
         panel.vlines(range(1, tasks), lowest - margin, highest + margin, color=RULE, lw=0.6, zorder=0)
         if plain is not None and plain[1] is not y:
@@ -34,7 +34,7 @@ def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
         panel.plot(x, y, color=entry.family.colour, lw=1.3)
     middles = {number - 0.5: str(number) for number in labelled_tasks(tasks)}
     panels.set_ticks(middles, ticks(lowest, highest), "task", "training loss")
-    add_legend(panels.figure, marks, layout)
+    add_legend(panels.figure, marks)
     return Drawing(
         "losses",
         "Training loss",

@@ -4,11 +4,10 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from mooring_lab.report.panel_grid import PanelGrid
+from mooring_lab.report.panel_grid import PanelGrid, add_heading, small_multiples
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Section, mean_over_seeds
-from mooring_lab.report.small_multiples import add_heading, make_grid
-from mooring_lab.report.style import FAINT, WIDE, FigureLayout
+from mooring_lab.report.style import FAINT
 from mooring_lab.report.tasks import axis_floor, labelled_tasks
 
 ON_DARK, ON_BRIGHT = "#fdfdfd", "#111111"
@@ -18,7 +17,7 @@ MAX_TASKS_WITH_NUMBERS = 6
 """With more tasks, a cell has no room for its number."""
 
 
-def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
+def draw(section: Section) -> Drawing | None:
     """Draw a heat map for each method."""
     tasks = section.tasks
     shown = [entry for entry in section.shown if any(run.matrix for run in entry.row.results)]
@@ -27,9 +26,9 @@ def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     means = [mean_over_seeds(entry.matrices(tasks))[0] for entry in shown]
     # From trained tasks only: tasks to come are near chance and would take up most of the colours.
     low = axis_floor(np.concatenate([mean[np.tril_indices(tasks)] for mean in means]))
-    panels = make_grid(len(shown), 1.0, layout)
+    panels = small_multiples(len(shown), 1.0)
     for panel, entry, mean in zip(panels.axes, shown, means, strict=True):
-        add_heading(panels, panel, entry)
+        add_heading(panel, entry)
         _cells(panel, mean, low)
     labels = {number - 1.0: str(number) for number in labelled_tasks(tasks)}
     panels.set_ticks(labels, labels, "accuracy on task", "after task")
@@ -64,8 +63,7 @@ def _cells(panel: Axes, mean: Array, low: float) -> None:
 def _scale(panels: PanelGrid, low: float) -> None:
     """Draw the colour scale, from the floor to 100 %, above the panels."""
     width, height = panels.figure.get_size_inches()
-    long = 1.5 if panels.layout is WIDE else 1.0
-    box = ((width - long - 0.55) / width, 1 - 0.17 / height, long / width, 0.08 / height)
+    box = ((width - 2.05) / width, 1 - 0.17 / height, 1.5 / width, 0.08 / height)
     bar = panels.figure.add_axes(box, yticks=[])
     bar.imshow(colormaps["viridis"](np.linspace(0, 1, 64))[None], aspect="auto", interpolation="none")
     bar.set_axis_off()

@@ -1,27 +1,20 @@
-"""A figure with panels of one size in rows and columns, below its legend."""
+"""Figures with panels of one size in rows and columns, below a legend; small multiples have one for each method."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
 
-from mooring_lab.report.style import FigureLayout
+from mooring_lab.report.numbers import shortened
+from mooring_lab.report.section import Entry
+from mooring_lab.report.style import FAINT, LEGEND_ROW, WIDTH, legend_height
 
 
-@dataclass(frozen=True)
-class Margins:
-    """The space around and between the panels of a figure, in inches.
-
-    Attributes:
-        left: left of the first column.
-        right: right of the last column.
-        top: between the legend and the first row.
-        bottom: below the last row.
-        across: between columns.
-        between: between rows.
-    """
+class Margins(NamedTuple):
+    """The space in inches at the four sides of a figure, between columns, and between rows of panels."""
 
     left: float
     right: float
@@ -31,23 +24,16 @@ class Margins:
     between: float
 
 
+SMALL_MULTIPLES = Margins(left=0.62, right=0.05, top=0.72 - LEGEND_ROW, bottom=0.42, across=0.2, between=0.48)
+
+
 @dataclass(frozen=True)
 class PanelGrid:
-    """A figure with a grid of panels.
-
-    Attributes:
-        figure: the matplotlib figure.
-        axes: the panels in reading order.
-        columns: the number of panels in a row.
-        layout: the layout of the figure.
-        size: the width and height of a panel in inches.
-    """
+    """A figure with panels in reading order, `columns` of them in a row."""
 
     figure: Figure
     axes: list[Axes]
     columns: int
-    layout: FigureLayout
-    size: tuple[float, float]
 
     def set_ticks(self, x: Mapping[float, str], y: Mapping[float, str], xlabel: str, ylabel: str) -> None:
         """Label the outer panels only: ticks make a figure of many panels slow to draw and hard to read."""
@@ -60,35 +46,56 @@ class PanelGrid:
 
 
 def add_panels(
-    count: int,
-    columns: int,
-    height_of: Callable[[float], float],
-    layout: FigureLayout,
-    margins: Margins,
-    legend: float,
-    **options: Any,
+    count: int, columns: int, height_of: Callable[[float], float], margins: Margins, legend: float = 0, **options: Any
 ) -> PanelGrid:
-    """Return a figure as wide as the layout, with its panels in reading order.
+    """Return a figure as wide as the page, with its panels in reading order.
 
     Args:
         count: the number of panels.
         columns: the number of panels in a row.
         height_of: the height of a panel for its width, both in inches.
-        layout: the shape of the figure.
-        margins: the space around and between panels.
+        margins: the space around and between panels; at the top, between the legend and the first row.
         legend: the height of the legend, in inches.
         options: options of each panel, as `Figure.add_axes` takes them.
     """
     rows = -(-count // columns)
-    width = (layout.width - margins.left - margins.right - margins.across * (columns - 1)) / columns
+    width = (WIDTH - margins.left - margins.right - margins.across * (columns - 1)) / columns
     height = height_of(width)
     above = margins.top + legend
     total = above + rows * height + (rows - 1) * margins.between + margins.bottom
-    figure = Figure(figsize=(layout.width, total))
+    figure = Figure(figsize=(WIDTH, total))
     panels = []
     for number in range(count):
         row, column = divmod(number, columns)
         left, top = margins.left + column * (width + margins.across), above + row * (height + margins.between)
-        box = (left / layout.width, 1 - (top + height) / total, width / layout.width, height / total)
+        box = (left / WIDTH, 1 - (top + height) / total, width / WIDTH, height / total)
         panels.append(figure.add_axes(box, **options))
-    return PanelGrid(figure, panels, columns, layout, (width, height))
+    return PanelGrid(figure, panels, columns)
+
+
+def small_multiples(count: int, ratio: float, marks: int = 1) -> PanelGrid:
+    """Return a grid of panels without ticks, of this height over width, below a legend of `marks` entries."""
+    columns = 4 if count <= 4 else 5 if count <= 10 else 6
+    height = legend_height(marks)
+    return add_panels(count, columns, lambda width: width * ratio, SMALL_MULTIPLES, height, xticks=[], yticks=[])
+
+
+def add_heading(panel: Axes, entry: Entry) -> None:
+    """Write the method, its setting and its accuracy above a panel, with the marker of its family."""
+    # A letter is about 4.5 points wide at this size.
+    letters = int(panel.get_position().width * WIDTH * 72 / 4.5)
+    accuracy = "did not finish" if entry.accuracy != entry.accuracy else f"{entry.accuracy:.1f} %"
+    _above(panel, 0, 7, 14, shortened(entry.method, letters - 2), size=7.5)
+    detail = entry.detail if len(entry.detail) <= letters - 7 else entry.detail.removeprefix("strength ")
+    _above(panel, 0, 0, 4.5, shortened(detail, letters - 7), size=6.5, color=FAINT)
+    _above(panel, 1, 0, 4.5, accuracy, size=6.5, color=FAINT, ha="right")
+    position = panel.transAxes + ScaledTranslation(2.2 / 72, 16.8 / 72, panel.figure.dpi_scale_trans)
+    family = entry.family
+    panel.plot([0], [1], family.marker, color=family.colour, ms=4, mew=0, clip_on=False, transform=position)
+
+
+def _above(panel: Axes, x: float, right: float, up: float, text: str, **style: Any) -> None:
+    """Write a text at an offset in points from an upper corner of the panel."""
+    position = panel.transAxes + ScaledTranslation(right / 72, up / 72, panel.figure.dpi_scale_trans)
+    if text:
+        panel.text(x, 1, text, transform=position, **style)

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from mooring_lab.report.style import THEMED
 
 _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
-EMPTY = Markup()
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
@@ -45,7 +44,6 @@ class Picture:
         svg: the content of the SVG file.
         png: the content of the PNG file, 150 dots per inch.
         inline: the SVG for the page, with the colours of the page and ids of its own.
-        narrow: the same for a phone; empty if there is none.
     """
 
     name: str
@@ -54,23 +52,16 @@ class Picture:
     svg: bytes
     png: bytes
     inline: Markup
-    narrow: Markup = EMPTY
 
 
-def render_drawing(drawing: Drawing, slug: str, narrow: Figure | None = None) -> Picture:
-    """Render a drawing, and its form for a phone if there is one; the bytes are the same every time."""
+def render_drawing(drawing: Drawing, slug: str) -> Picture:
+    """Render a drawing; the bytes are the same every time."""
     name = f"{slug}-{drawing.name}"
-    svg, png = _svg(drawing.figure), io.BytesIO()
+    svg, png = io.BytesIO(), io.BytesIO()
+    drawing.figure.savefig(svg, format="svg", metadata=_NO_METADATA)
     drawing.figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    on_phone = EMPTY if narrow is None else _inline(_svg(narrow), f"{name}-narrow", drawing.alt)
-    inline = _inline(svg, name, drawing.alt)
-    return Picture(name, drawing.title, drawing.caption, svg, png.getvalue(), inline, on_phone)
-
-
-def _svg(figure: Figure) -> bytes:
-    svg = io.BytesIO()
-    figure.savefig(svg, format="svg", metadata=_NO_METADATA)
-    return svg.getvalue()
+    inline = _inline(svg.getvalue(), name, drawing.alt)
+    return Picture(name, drawing.title, drawing.caption, svg.getvalue(), png.getvalue(), inline)
 
 
 def _inline(svg: bytes, name: str, alt: str) -> Markup:

@@ -1,31 +1,22 @@
 """The figures of a section."""
 
 from collections.abc import Callable
+from functools import partial
 
 from mooring_lab.report import layer_figures, loss_figure, matrices, tasks, tradeoff
 from mooring_lab.report.picture import Drawing, Picture, render_drawing
 from mooring_lab.report.section import Section
-from mooring_lab.report.style import NARROW, WIDE, FigureLayout, figure_style
+from mooring_lab.report.style import figure_style
 
 __all__ = ["draw_pictures"]
 
-_FIGURES: tuple[Callable[[Section, FigureLayout], Drawing | None], ...] = (
-    tradeoff.draw,
-    tasks.draw,
-    matrices.draw,
-    loss_figure.draw,
-    layer_figures.draw_importance,
-    layer_figures.draw_cka,
-    layer_figures.draw_drift,
+_FIGURES: tuple[Callable[[Section], Drawing | None], ...] = (
+    *(tradeoff.draw, tasks.draw, matrices.draw, loss_figure.draw),
+    *(partial(layer_figures.draw, measure=measure) for measure in layer_figures.MEASURES),
 )
 
 
 def draw_pictures(section: Section) -> list[Picture]:
-    """Draw the figures of a section for desktops and phones, without those that its runs have no numbers for."""
-    pictures = []
+    """Draw the figures of a section, without those that its runs have no numbers for."""
     with figure_style():
-        for draw in _FIGURES:
-            wide, narrow = draw(section, WIDE), draw(section, NARROW)
-            if wide is not None and narrow is not None:
-                pictures.append(render_drawing(wide, section.slug, narrow.figure))
-    return pictures
+        return [render_drawing(drawing, section.slug) for draw in _FIGURES if (drawing := draw(section)) is not None]

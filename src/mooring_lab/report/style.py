@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -19,37 +18,14 @@ LINES = ("#0a7bbd", "#d55e00", "#009e73", "#b65f93", "#d98c00", "#45a5e0", "#7d8
 """Colours of the lines in one panel."""
 
 WIDTH = 10.0
-"""The width of a figure on a desktop, in inches, so that all have the same scale on the page."""
+"""The width of a figure in inches, so that all have the same scale on the page."""
 
 
-@dataclass(frozen=True)
-class FigureLayout:
-    """The shape of a figure for a screen.
-
-    Attributes:
-        width: in inches, so that text has a readable size if the figure is as wide as the screen.
-        panels: the largest number of small panels in a row.
-        legend: the number of columns of a legend of tasks or families.
-        methods: the number of columns of a legend of methods.
-        letters: the longest name of a method in a legend.
-    """
-
-    width: float
-    panels: int
-    legend: int
-    methods: int
-    letters: int
-
-    def legend_height(self, marks: int, columns: int | None = None) -> float:
-        """Return the height of a legend in inches."""
-        return LEGEND_ROW + NEXT_LEGEND_ROW * (-(-marks // (columns or self.legend)) - 1)
-
+LEGEND_COLUMNS, METHOD_COLUMNS, MAX_LETTERS = 8, 5, 30
+"""The columns of a legend of tasks or families and of one of methods, and the longest name of a method in it."""
 
 LEGEND_ROW, NEXT_LEGEND_ROW = 0.18, 0.14
 """The height of the first row of a legend and of each further one, in inches."""
-
-WIDE, NARROW = FigureLayout(WIDTH, 6, 8, 5, 30), FigureLayout(3.4, 2, 3, 2, 22)
-"""The layouts for a desktop and for a phone; the page shows the one that fits."""
 
 _TASKS = LinearSegmentedColormap.from_list("tasks", ["#2f6fb5", "#2a9d8f", "#c29a1f", "#cf5a36"])
 
@@ -100,15 +76,16 @@ def task_colours(tasks: int) -> Sequence[str]:
     return [to_hex(_TASKS(task / max(tasks - 1, 1))) for task in range(tasks)]
 
 
-def add_legend(
-    figure: Figure, marks: Sequence[tuple[Line2D, str]], layout: FigureLayout = WIDE, columns: int | None = None
-) -> None:
+def add_legend(figure: Figure, marks: Sequence[tuple[Line2D, str]], columns: int = LEGEND_COLUMNS) -> None:
     """Add a legend above the panels, in rows from left to right."""
-    columns = min(len(marks), columns or layout.legend)
-    spacing = {} if layout is WIDE else {"columnspacing": 1.0, "handletextpad": 0.4, "handlelength": 1.4}
-    left = 0.45 if layout is WIDE else 0.0
+    columns = min(len(marks), columns)
     # matplotlib fills a legend by columns.
     by_column = [mark for column in range(columns) for mark in marks[column::columns]]
     handles, texts = zip(*by_column, strict=True)
-    anchor = (left / layout.width, 1.0)
-    figure.legend(handles, texts, loc="upper left", ncols=columns, bbox_to_anchor=anchor, labelspacing=0.3, **spacing)
+    anchor = (0.45 / WIDTH, 1.0)
+    figure.legend(handles, texts, loc="upper left", ncols=columns, bbox_to_anchor=anchor, labelspacing=0.3)
+
+
+def legend_height(marks: int, columns: int = LEGEND_COLUMNS) -> float:
+    """Return the height of a legend in inches."""
+    return LEGEND_ROW + NEXT_LEGEND_ROW * (-(-marks // columns) - 1)

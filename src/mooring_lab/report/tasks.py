@@ -7,13 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 
+from mooring_lab.report.panel_grid import add_heading, small_multiples
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Section, mean_over_seeds
-from mooring_lab.report.small_multiples import add_heading, make_grid
-from mooring_lab.report.style import INK, RULE, WIDE, FigureLayout, add_legend, task_colours
+from mooring_lab.report.style import INK, RULE, add_legend, task_colours
 
 
-def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
+def draw(section: Section) -> Drawing | None:
     """Draw a panel for each method: a line for each task since it was trained, and one for the mean so far."""
     tasks = section.tasks
     shown = [entry for entry in section.shown if any(run.matrix for run in entry.row.results)]
@@ -26,9 +26,9 @@ def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     named = range(tasks) if tasks <= 10 else (0, tasks - 1)
     marks = [(Line2D([], [], color=colours[task], lw=1.4), f"task {task + 1}") for task in named]
     marks.append((Line2D([], [], color=INK, lw=1.8), "mean so far"))
-    panels = make_grid(len(shown), 0.72, layout, len(marks))
+    panels = small_multiples(len(shown), 0.72, len(marks))
     for panel, entry, stack in zip(panels.axes, shown, stacks, strict=True):
-        add_heading(panels, panel, entry)
+        add_heading(panel, entry)
         panel.set(xlim=(0.7, tasks + 0.3), ylim=(low, 101))
         panel.hlines([(low + 100) / 2, 100], 0.7, tasks + 0.3, color=RULE, lw=0.6, zorder=0)
         _lines(panel, np.where(trained, stack, np.nan), colours)
@@ -36,7 +36,7 @@ def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     numbers = {float(number): str(number) for number in labelled_tasks(tasks)}
     levels = {low: f"{low:g}", middle: f"{middle:g}", 100: "100"}
     panels.set_ticks(numbers, levels, "tasks trained", "accuracy, %")
-    add_legend(panels.figure, marks, layout)
+    add_legend(panels.figure, marks)
     return Drawing(
         "tasks",
         "Accuracy on each task during training",

@@ -13,10 +13,10 @@ from mooring_lab.report.families import FAMILIES, point_styles
 from mooring_lab.report.numbers import shortened
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.section import Array, Entry, Section
-from mooring_lab.report.style import WIDE, FigureLayout
+from mooring_lab.report.style import MAX_LETTERS
 
 
-def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
+def draw(section: Section) -> Drawing | None:
     """Draw the best setting of each method, and its other settings small, joined by strength."""
     shown = [entry for entry in section.shown if _point(entry) is not None]
     if not shown:
@@ -25,14 +25,14 @@ def draw(section: Section, layout: FigureLayout = WIDE) -> Drawing | None:
     points = np.array([_point(entry) for entry in shown], dtype=np.float64)
     by_family = sorted(shown, key=lambda entry: FAMILIES.index(entry.family))
     styles = dict(zip(by_family, point_styles(entry.row.setting.method for entry in by_family), strict=True))
-    names = [shortened(section.name(entry), layout.letters) for entry in by_family]
+    names = [shortened(section.name(entry), MAX_LETTERS) for entry in by_family]
     marks = [(Line2D([], [], ls="", ms=5.5, **styles[e]), name) for e, name in zip(by_family, names, strict=True)]
 
     def draw_points(panel: Axes, box: Array) -> None:
         _draw_points(panel, section, styles)
 
     height = 4.0 + 0.04 * len(shown)
-    figure, note = scatter(points, limits(points), draw_points, layout, height, marks)
+    figure, note = scatter(points, limits(points), draw_points, height, marks)
     several = len(section.shown) < len(section.entries)
     return Drawing(
         "tradeoff",

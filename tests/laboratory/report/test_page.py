@@ -75,7 +75,7 @@ def test_every_figure_is_there_as_svg_as_png_and_in_the_page(page):
     assert {path.name for path in page.parent.iterdir()} == {"index.html", "figures"}
     elements = Reader(page).elements
     assert {attributes["id"] for tag, attributes in elements if tag == "figure"} == {f"figure-{name}" for name in names}
-    assert sum(tag == "svg" for tag, _ in elements) == 2 * len(names)  # for a desktop and for a phone
+    assert sum(tag == "svg" for tag, _ in elements) == len(names)
     for path in (page.parent / "figures").iterdir():
         start = path.read_bytes()[:8]
         assert start == b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else start.startswith(b"<?xml")

@@ -12,7 +12,7 @@ from mooring_lab.report.families import FAMILIES, family_of, point_styles
 from mooring_lab.report.narrative import compared, outcome
 from mooring_lab.report.picture import render_drawing
 from mooring_lab.report.section import mean_over_seeds, sections
-from mooring_lab.report.style import NARROW, WIDE, figure_style
+from mooring_lab.report.style import figure_style
 
 
 def test_every_method_has_a_family_with_its_own_colour_and_marker():
@@ -119,11 +119,7 @@ def test_every_figure_has_the_colour_of_a_family_for_its_methods():
     section = sections(synthetic.study(), "plain")[0]
     families = {family.colour: family.name for family in FAMILIES}
     with figure_style():
-        drawings = [
-            draw(section, layout)
-            for draw in (layer_figures.draw_drift, layer_figures.draw_importance)
-            for layout in (WIDE, NARROW)
-        ]
+        drawings = [layer_figures.draw(section, measure) for measure in ("drift", "importance")]
     for drawing in drawings:
         for panel in drawing.figure.axes:
             assert {families[line.get_color()] for line in panel.lines} == {panel.get_title(loc="left")}
