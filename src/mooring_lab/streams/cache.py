@@ -1,21 +1,21 @@
 """A cache of decoded images in the user's cache: built once, keyed by content, and memory-mapped."""
 
 import hashlib
-import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
 
 from mooring.errors import MooringError
+from mooring_lab.model.atomic_files import write_atomically
 
-Arrays = dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]]
-INDEX = "index.json"
-VERSION = 2
+Tensors = dict[str, Tensor]
+VERSION = 3
 
 
 def content_key(files: Iterable[Path], *options: object) -> str:
@@ -51,35 +51,22 @@ def clear_cache() -> int:
     return size
 
 
-def load_or_build(key: str, build: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays stored under `key`, memory-mapped; build them first if they are missing or damaged.
+def load_or_build(key: str, build: Callable[[], Tensors]) -> Tensors:
+    """Return the tensors stored under `key`, memory-mapped; build them first if they are missing or damaged.
 
-    Several processes may build the same arrays at once. Each writes to its own folder, and all use that of the first to
-    finish.
+    Several processes may build the same tensors at once; each replaces the file as a whole.
     """
-    home = _writable_folder()
-    final = home / key
-    if (stored := _open(final)) is not None:
-        return stored
-    scratch = home / f"{key}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
-    damaged = scratch.with_suffix(".damaged")
-    try:
-        _write(scratch, build())
-        if _open(final) is None:  # another process may have been faster
-            if final.exists():
-                os.replace(final, damaged)
-            os.rename(scratch, final)
-    except OSError as error:
-        if _open(final) is None:
-            raise MooringError(
-                f"cannot keep decoded images in {home} ({error.strerror}): make room or set XDG_CACHE_HOME"
-            ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(damaged, ignore_errors=True)
-    if (rebuilt := _open(final)) is None:
-        raise MooringError(f"{final} was damaged while it was written: check the disk")
-    return rebuilt
+    path = _writable_folder() / f"{key}.safetensors"
+    if (stored := _read(path)) is None:
+        tensors = build()
+        try:
+            write_atomically(path, to_bytes(tensors, metadata={"digest": _digest(tensors)}))
+        except MooringError as error:
+            raise MooringError(f"{error}, such as another XDG_CACHE_HOME") from error
+        stored = _read(path)
+    if stored is None:
+        raise MooringError(f"{path} was damaged while it was written: check the disk")
+    return stored
 
 
 def _writable_folder() -> Path:
@@ -95,30 +82,20 @@ def _writable_folder() -> Path:
     return home
 
 
-def _write(folder: Path, arrays: Arrays) -> None:
-    folder.mkdir()
-    index = {}
-    for name, array in arrays.items():
-        path = folder / f"{name}.npy"
-        with path.open("wb") as opened:
-            np.save(opened, array)
-            opened.flush()
-            os.fsync(opened.fileno())
-        index[name] = {"bytes": path.stat().st_size, "digest": content_key([path])}
-    (folder / INDEX).write_text(json.dumps({"version": VERSION, "arrays": index}))
-
-
-def _open(folder: Path) -> Arrays | None:
-    """Return the arrays of a folder; None if any file is missing or damaged."""
+def _read(path: Path) -> Tensors | None:
+    """Return the tensors of a file, mapped so that changing them does not change the file; None if it is damaged."""
     try:
-        index = json.loads((folder / INDEX).read_text())
-        if index["version"] != VERSION:
-            return None
-        for name, entry in index["arrays"].items():
-            path = folder / f"{name}.npy"
-            if path.stat().st_size != entry["bytes"] or content_key([path]) != entry["digest"]:
-                return None
-        # copy on write: a reader may modify its arrays without an error and without changing the file
-        return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in index["arrays"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        with safe_open(path, framework="pt") as opened:
+            digest = (opened.metadata() or {}).get("digest")
+        tensors = load_file(path)
+    except (OSError, SafetensorError):
         return None
+    return tensors if digest == _digest(tensors) else None
+
+
+def _digest(tensors: Tensors) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mooring.errors import MooringError
-from mooring_lab.streams.cache import Arrays, content_key, load_or_build
+from mooring_lab.streams.cache import Tensors, content_key, load_or_build
 from mooring_lab.streams.decode import EncodedSplit, FolderContents, Pixels, decode
 from mooring_lab.streams.folders import read_folder
 from mooring_lab.streams.parquet import read_parquet
@@ -70,16 +70,13 @@ def from_folder(
     labels = (contents.train.labels, contents.test.labels)  # a file moved to another class has the same bytes
     key = content_key(files, size, channels, label, leave_out, skip_broken, labels)
 
-    def build() -> Arrays:
+    def build() -> Tensors:
         settings = (size, channels, skip_broken, throttled(progress))
         return _decode_split("train", contents.train, *settings) | _decode_split("test", contents.test, *settings)
 
-    arrays = load_or_build(key, build)
-    train, test = (
-        Split(torch.from_numpy(arrays[f"{kind}_images"]), torch.from_numpy(arrays[f"{kind}_labels"]))
-        for kind in ("train", "test")
-    )
-    skipped = int(arrays["train_skipped"][0] + arrays["test_skipped"][0])
+    decoded = load_or_build(key, build)
+    train, test = (Split(decoded[f"{kind}_images"], decoded[f"{kind}_labels"]) for kind in ("train", "test"))
+    skipped = int(decoded["train_skipped"] + decoded["test_skipped"])
     remarks = [f"{skipped} broken images skipped"] if skipped else []
     remarks += [f"{unused}/ not used" for unused in contents.unused]
     remarks += _gaps(train, test, contents.classes)
@@ -143,7 +140,7 @@ def _read_all(name: str, dataset: MapDataset) -> Split:
 
 def _decode_split(
     kind: str, split: EncodedSplit, size: tuple[int, int], channels: int, skip_broken: bool, report: ProgressCallback
-) -> Arrays:
+) -> Tensors:
     pixels: list[Pixels] = []
     labels: list[int] = []
     total = split.count
@@ -158,7 +155,7 @@ def _decode_split(
         report(f"decoding {kind} images", done, total)
     empty = np.zeros((0, channels, *size), dtype=np.uint8)
     return {
-        f"{kind}_images": np.stack(pixels) if pixels else empty,
-        f"{kind}_labels": np.array(labels, dtype=np.int64),
-        f"{kind}_skipped": np.array([done - len(pixels)], dtype=np.int64),
+        f"{kind}_images": torch.from_numpy(np.stack(pixels) if pixels else empty),
+        f"{kind}_labels": torch.tensor(labels, dtype=torch.int64),
+        f"{kind}_skipped": torch.tensor(done - len(pixels)),
     }
