@@ -2,15 +2,13 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from mooring.errors import MooringError
+from mooring_lab.model.atomic_files import write_atomically
 from mooring_lab.model.results import Result
 from mooring_lab.report.page import GENERATOR, page
-from mooring_lab.report.picture import Picture
 from mooring_lab.report.section import sections
 from mooring_lab.report.section_figures import draw_pictures
 
@@ -27,8 +25,8 @@ def write_report(
 ) -> Path:
     """Write a self-contained `index.html`, and its figures as `figures/NAME.svg` and `figures/NAME.png`.
 
-    All files are written to a hidden folder and then moved, the page last, so that an interruption leaves the old page
-    whole. Other files in the folder are not touched. The same results give the same bytes.
+    Every file is replaced as a whole, the page last, so that an interruption leaves the old page, which contains its
+    figures. Other files in the folder are not touched. The same results give the same bytes.
 
     Args:
         results: runs of one or several streams, methods, strengths and seeds, in any order.
@@ -44,6 +42,7 @@ def write_report(
         MooringError: if there are no results, none is of the baseline, or the folder cannot be written.
 
     Example:
+        >>> import tempfile
         >>> from mooring_lab.model.spec import RunSpec
         >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
         >>> result = Result(spec, "finished", "", [10.0, 10.0], [[90.0, 20.0], [70.0, 80.0]])
@@ -56,38 +55,20 @@ def write_report(
     parts = [(section, draw_pictures(section)) for section in sections(results, baseline)]
     content = page(parts, title=title, command=command)
     target = Path(folder)
+    files = [(picture.name, picture.svg, picture.png) for _, pictures in parts for picture in pictures]
+    stale = _figures_of(target / "index.html") - {name for name, _, _ in files}
     try:
-        _publish(target, content, [picture for _, section_pictures in parts for picture in section_pictures])
+        (target / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MooringError(f"cannot write the report to {str(target)!r}: {error.strerror or error}") from error
+    for name, svg, png in files:
+        write_atomically(target / "figures" / f"{name}.svg", svg)
+        write_atomically(target / "figures" / f"{name}.png", png)
+    write_atomically(target / "index.html", content.encode("utf-8", "replace"))
+    for name in stale:
+        for ending in (".svg", ".png"):
+            (target / "figures" / f"{name}{ending}").unlink(missing_ok=True)
     return target / "index.html"
-
-
-def _publish(folder: Path, content: str, pictures: Sequence[Picture]) -> None:
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        # Inside the folder, so that a move stays on one file system.
-        with tempfile.TemporaryDirectory(prefix=".report-", dir=folder, ignore_cleanup_errors=True) as name:
-            hidden = Path(name)
-            for picture in pictures:
-                (hidden / f"{picture.name}.svg").write_bytes(picture.svg)
-                (hidden / f"{picture.name}.png").write_bytes(picture.png)
-            (hidden / "index.html").write_bytes(content.encode("utf-8", "replace"))
-            stale = _figures_of(folder / "index.html") - {picture.name for picture in pictures}
-            (folder / "figures").mkdir(exist_ok=True)
-            for picture in pictures:
-                for ending in (".svg", ".png"):
-                    os.replace(hidden / f"{picture.name}{ending}", folder / "figures" / f"{picture.name}{ending}")
-            os.replace(hidden / "index.html", folder / "index.html")
-            for figure in stale:
-                for ending in (".svg", ".png"):
-                    (folder / "figures" / f"{figure}{ending}").unlink(missing_ok=True)
-    except BaseException:
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
 
 
 def _figures_of(page: Path) -> set[str]:
