@@ -4,7 +4,6 @@ import os
 import platform
 import re
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,67 +16,20 @@ DISTRIBUTIONS = ("mooring", "mooring-lab")
 REQUIREMENT = re.compile(r"^([\w.-]+)[^;>]*(?:>=([\d.]+))?[^;]*(?:;(.*))?$")
 
 
-@dataclass(frozen=True)
-class Extra:
-    """An optional set of libraries.
+def examine() -> dict[str, Any]:
+    """Return the environment as plain values; nothing is changed, downloaded or installed.
 
-    Attributes:
-        name: what `pip install` takes, such as "mooring[transformers]".
-        ready: whether all its libraries are installed in versions that are new enough.
-        libraries: the installed version of each library; None if it is not installed.
-        missing: the libraries that are not installed or too old.
-    """
-
-    name: str
-    ready: bool
-    libraries: dict[str, str | None]
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Environment:
-    """The content of `mooring doctor`.
-
-    Attributes:
-        mooring: version and folder.
-        python: version and system.
-        torch: version, and whether it is new enough.
-        devices: the devices to train on.
-        extras: the extras of both distributions.
-        data: the folder of each named image set; None if it was not downloaded.
-        missing: what is missing, and the command that gets it.
-    """
-
-    mooring: dict[str, str]
-    python: dict[str, str]
-    torch: dict[str, Any]
-    devices: tuple[dict[str, Any], ...]
-    extras: tuple[Extra, ...]
-    data: dict[str, str | None]
-    missing: tuple[dict[str, str], ...]
-
-    def __str__(self) -> str:
-        lines = [f"mooring {self.mooring['version']} in {self.mooring['folder']}"]
-        lines.append(f"python {self.python['version']} on {self.python['system']}")
-        lines.append(f"torch {self.torch['version']}" + ("" if self.torch["ready"] else ": too old"))
-        lines += [f"device {device['name']}: {device['what']}" for device in self.devices]
-        states = {e.name: "ready" if e.ready else f"missing {', '.join(e.missing)}" for e in self.extras}
-        lines += [f"extra {name}: {state}" for name, state in states.items()]
-        lines += [f"data {name}: {folder or 'not fetched'}" for name, folder in self.data.items()]
-        width = max((len(item["what"]) for item in self.missing), default=0)
-        lines += ["to get what is missing:" if self.missing else "nothing is missing"]
-        lines += [f"  {item['what']:<{width}}  {item['get']}" for item in self.missing]
-        return "\n".join(lines)
-
-
-def examine() -> Environment:
-    """Collect the environment; nothing is changed, downloaded or installed.
+    The entries are "mooring" (version and folder), "python" (version and system), "torch" (version, and whether it is
+    new enough), "devices", "extras" (of both distributions, each with the installed versions of its libraries), "data"
+    (the folder of each named image set, None if it was not downloaded), and "missing" (with the command that gets it).
 
     Example:
-        >>> examine().mooring["version"] == mooring.__version__
+        >>> examine()["mooring"]["version"] == mooring.__version__
         True
     """
     import torch
+
+    from mooring_lab.streams.named_datasets import NAMED_DATASETS, fetched_folder  # its package imports torch
 
     requirements = _requirements()
     oldest = next((version for extra, name, version in requirements if name == "torch" and not extra), "")
@@ -91,21 +43,41 @@ def examine() -> Environment:
         get = "a torch with CUDA, see https://pytorch.org/get-started/locally"
         missing.append({"what": "a GPU is here that torch cannot use", "get": get})
     extras = [_extra(name, requirements) for name in dict.fromkeys(extra for extra, _, _ in requirements if extra)]
-    missing += [{"what": f"extra {e.name}", "get": f'pip install "{e.name}"'} for e in extras if not e.ready]
+    missing += [{"what": f"extra {e['name']}", "get": f'pip install "{e["name"]}"'} for e in extras if e["missing"]]
     if not requirements:
         get = "pip install -e . -e laboratory in its checkout"
         missing.append({"what": "mooring is not installed, only importable", "get": get})
-    data, commands = _data_sets()
-    missing += [{"what": f"data {name}", "get": commands[name]} for name, folder in data.items() if folder is None]
-    return Environment(
-        mooring={"version": mooring.__version__, "folder": str(Path(mooring.__file__).parent)},
-        python={"version": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"},
-        torch={"version": torch.__version__, "ready": ready, "cuda": torch.version.cuda},
-        devices=tuple(devices),
-        extras=tuple(extras),
-        data=data,
-        missing=tuple(missing),
-    )
+    data = {}
+    for name, named in NAMED_DATASETS.items():
+        data[name] = str(folder) if (folder := fetched_folder(named)) else None
+        get = f"mooring data {'info' if named.manual_steps else 'fetch'} {name}"
+        missing += [] if folder else [{"what": f"data {name}", "get": get}]
+    return {
+        "mooring": {"version": mooring.__version__, "folder": str(Path(mooring.__file__).parent)},
+        "python": {"version": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"},
+        "torch": {"version": torch.__version__, "ready": ready, "cuda": torch.version.cuda},
+        "devices": devices,
+        "extras": extras,
+        "data": data,
+        "missing": missing,
+    }
+
+
+def as_text(environment: dict[str, Any]) -> str:
+    """Return an environment as lines."""
+    versions, missing = environment["torch"], environment["missing"]
+    lines = [f"mooring {environment['mooring']['version']} in {environment['mooring']['folder']}"]
+    lines.append(f"python {environment['python']['version']} on {environment['python']['system']}")
+    lines.append(f"torch {versions['version']}" + ("" if versions["ready"] else ": too old"))
+    lines += [f"device {device['name']}: {device['what']}" for device in environment["devices"]]
+    for extra in environment["extras"]:
+        lines.append(
+            f"extra {extra['name']}: " + (f"missing {', '.join(extra['missing'])}" if extra["missing"] else "ready")
+        )
+    lines += [f"data {name}: {folder or 'not fetched'}" for name, folder in environment["data"].items()]
+    width = max((len(item["what"]) for item in missing), default=0)
+    lines += ["to get what is missing:" if missing else "nothing is missing"]
+    return "\n".join([*lines, *(f"  {item['what']:<{width}}  {item['get']}" for item in missing)])
 
 
 def _requirements() -> list[tuple[str, str, str]]:
@@ -129,7 +101,8 @@ def _requirements() -> list[tuple[str, str, str]]:
     return requirements
 
 
-def _extra(name: str, requirements: list[tuple[str, str, str]]) -> Extra:
+def _extra(name: str, requirements: list[tuple[str, str, str]]) -> dict[str, Any]:
+    """Return the installed version of each library of an extra, and those that are missing or too old."""
     libraries: dict[str, str | None] = {}
     missing = []
     for library, oldest in ((library, oldest) for extra, library, oldest in requirements if extra == name):
@@ -141,19 +114,7 @@ def _extra(name: str, requirements: list[tuple[str, str, str]]) -> Extra:
             continue
         if not _new_enough(version, oldest):
             missing.append(f"{library} {oldest} or newer")
-    return Extra(name, not missing, libraries, tuple(missing))
-
-
-def _data_sets() -> tuple[dict[str, str | None], dict[str, str]]:
-    """Return the folder of each named image set, and the command that gets it."""
-    from mooring_lab.streams.named_datasets import NAMED_DATASETS, fetched_folder
-
-    folders: dict[str, str | None] = {}
-    for name, named in NAMED_DATASETS.items():
-        folder = fetched_folder(named)
-        folders[name] = str(folder) if folder else None
-    get = {name: "info" if named.manual_steps else "fetch" for name, named in NAMED_DATASETS.items()}
-    return folders, {name: f"mooring data {command} {name}" for name, command in get.items()}
+    return {"name": name, "ready": not missing, "libraries": libraries, "missing": missing}
 
 
 def _new_enough(version: str, oldest: str) -> bool:

@@ -32,14 +32,14 @@ def requirements(monkeypatch):
 
 def test_missing_and_old_extras_have_an_install_command(requirements):
     examined = environment.examine()
-    extras = {extra.name: extra for extra in examined.extras}
+    extras = {extra["name"]: extra for extra in examined["extras"]}
     # dev is for working on it; tomli is for older Pythons
     assert list(extras) == ["mooring[transformers]", "mooring[future]", "mooring-lab[ray]"]
-    assert extras["mooring[transformers]"].ready
-    assert extras["mooring[transformers]"].libraries == {"numpy": metadata.version("numpy")}
-    assert extras["mooring-lab[ray]"].missing == ("nowhere-to-be-found",)
-    assert extras["mooring[future]"].missing == ("torch 99.1 or newer",)
-    commands = {item["what"]: item["get"] for item in examined.missing}
+    assert extras["mooring[transformers]"]["ready"]
+    assert extras["mooring[transformers]"]["libraries"] == {"numpy": metadata.version("numpy")}
+    assert extras["mooring-lab[ray]"]["missing"] == ["nowhere-to-be-found"]
+    assert extras["mooring[future]"]["missing"] == ["torch 99.1 or newer"]
+    commands = {item["what"]: item["get"] for item in examined["missing"]}
     assert commands["extra mooring-lab[ray]"] == 'pip install "mooring-lab[ray]"'
     assert "extra mooring[transformers]" not in commands
 
@@ -48,8 +48,8 @@ def test_downloaded_set_is_shown_with_its_folder(requirements, monkeypatch, tmp_
     monkeypatch.setenv("MOORING_DATA", str(tmp_path))
     (tmp_path / "cifar10").mkdir()
     examined = environment.examine()
-    assert examined.data["cifar10"] == str(tmp_path / "cifar10")
-    commands = {item["what"]: item["get"] for item in examined.missing}
+    assert examined["data"]["cifar10"] == str(tmp_path / "cifar10")
+    commands = {item["what"]: item["get"] for item in examined["missing"]}
     assert commands["data cifar100"] == "mooring data fetch cifar100"
     assert commands["data caltech256"] == "mooring data info caltech256"  # which is not on the Hub
     assert "data cifar10" not in commands
@@ -76,7 +76,7 @@ def test_checkout_that_is_not_installed_names_the_command(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", missing)
-    assert environment.examine().missing[0]["get"] == "pip install -e . -e laboratory in its checkout"
+    assert environment.examine()["missing"][0]["get"] == "pip install -e . -e laboratory in its checkout"
 
 
 def test_shell_completes_the_last_name_of_a_list():
