@@ -81,9 +81,14 @@ def _draw_families(
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(map(_kind, strong)))}
     step = -(-len(layers) // MAX_LAYER_NAMES)
     names = [shortened(printable(layer), 20) if number % step == 0 else "" for number, layer in enumerate(layers)]
-    beside = KEY + LETTER * LETTERS
+    legend_width = KEY + LETTER * LETTERS
     margins = Margins(
-        0.68, beside, top=0.4, bottom=0.25 + 0.055 * max(map(len, names)), across=0.68 + beside, between=0.44
+        0.68,
+        legend_width,
+        top=0.4,
+        bottom=0.25 + 0.055 * max(map(len, names)),
+        across=0.68 + legend_width,
+        between=0.44,
     )
     height = max(1.5, LINE * max(map(len, groups)))
     grid = add_panels(len(families), 2, lambda width: height, margins, xticks=[])
