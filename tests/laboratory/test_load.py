@@ -10,7 +10,6 @@ import pytest
 from laboratory.mooring_command import command
 from mooring_lab.engines.engine import LocalEngine
 from mooring_lab.engines.runner import RunContext
-from mooring_lab.engines.sizing import FleetSizer
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.streams import by_class, digits
@@ -59,8 +58,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_ten_thousand_runs_are_planned_in_seconds(tmp_path, monkeypatch):
-    monkeypatch.setattr(FleetSizer, "_measure", lambda self, runs, stream, estimate, work: estimate)  # that is training
+def test_ten_thousand_runs_are_planned_in_seconds(tmp_path):
     specs, study = all_specs(), Study(tmp_path / "study.sqlite")
     engine = LocalEngine(RunContext({STREAM.fingerprint: STREAM}, {}), study.checkpoints)
     start = time.process_time()

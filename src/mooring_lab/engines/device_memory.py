@@ -1,4 +1,4 @@
-"""The memory of a device: how much is free, how much a computation takes, and whether it ran out."""
+"""The memory of a device: how much is free, and whether it ran out."""
 
 import gc
 from pathlib import Path
@@ -64,26 +64,3 @@ def _container_limit(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
         return int(limit.read_text())
     except (OSError, ValueError):  # there is no container, or "max": no limit
         return 1 << 62
-
-
-class PeakMemory:
-    """The peak number of bytes reserved on a device since this object was created; None if it is not counted.
-
-    Reserved memory counts, not allocated memory: CUDA graphs keep memory that no tensor occupies.
-
-    Example:
-        >>> PeakMemory("cpu").bytes() is None
-        True
-    """
-
-    def __init__(self, device: str) -> None:
-        self.device, self.before = device, 0
-        self.counted = torch.device(device).type == "cuda"
-        if self.counted:
-            release_memory(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            self.before = torch.cuda.memory_reserved(device)
-
-    def bytes(self) -> int | None:
-        """Return the peak above what was reserved before."""
-        return torch.cuda.max_memory_reserved(self.device) - self.before if self.counted else None

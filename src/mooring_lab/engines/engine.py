@@ -1,15 +1,16 @@
 """The interface of an engine, the local engine, and the choice of an engine by name."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from mooring.errors import MooringError, check_number, unknown
 from mooring_lab.engines.checkpoint_index import CheckpointIndex
+from mooring_lab.engines.device_memory import free_memory
 from mooring_lab.engines.runner import FleetRunner, KeepResults, RunContext
 from mooring_lab.engines.signals import stop_on_signal
-from mooring_lab.engines.sizing import FleetSizer, MeasuredSizes
+from mooring_lab.engines.sizing import fleet_sizes
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 
@@ -43,7 +44,6 @@ class LocalEngine:
     Args:
         context: what every fleet of the study shares.
         folder: the folder of checkpoints.
-        measured: the sizes of fleets that were measured before; receives new ones.
 
     Example:
         >>> LocalEngine(RunContext({}, {}), Path("study.sqlite.fleets")).run([], print)
@@ -51,19 +51,11 @@ class LocalEngine:
 
     context: RunContext
     folder: Path
-    measured: MeasuredSizes = field(default_factory=dict)
 
     def fleet_sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
-        """Return the sizes that fit into this machine's memory and are fastest; see `Engine`."""
+        """Return the sizes that fit into this machine's memory; see `Engine`."""
         own = self.context
-        return FleetSizer(
-            own.streams,
-            own.weights,
-            own.device,
-            own.reporter.note,
-            fixed=own.deterministic,
-            measured=self.measured,
-        )
+        return fleet_sizes(own.streams, own.device, None if own.deterministic else lambda: free_memory(own.device))
 
     def run(self, fleets: Sequence[Sequence[RunSpec]], keep: KeepResults, *, reject: bool = False) -> None:
         """Train every fleet, one after the other; see `Engine`."""
@@ -101,14 +93,7 @@ def check_engine(name: str, address: str | None = None, share: float = 1.0) -> N
         raise MooringError(f"--share {share:g} is for --engine ray: give that too, or leave the share out")
 
 
-def open_engine(
-    name: str,
-    context: RunContext,
-    folder: Path,
-    address: str | None = None,
-    share: float = 1.0,
-    measured: MeasuredSizes | None = None,
-) -> Engine:
+def open_engine(name: str, context: RunContext, folder: Path, address: str | None = None, share: float = 1.0) -> Engine:
     """Return the engine of that name.
 
     Args:
@@ -117,7 +102,6 @@ def open_engine(
         folder: the folder of checkpoints.
         address: the address of a Ray cluster; None starts one on this machine.
         share: the part of a core or of a GPU that a fleet takes, with Ray.
-        measured: see `LocalEngine`.
 
     Example:
         >>> type(open_engine("local", RunContext({}, {}), Path("study.sqlite.fleets"))).__name__
@@ -125,7 +109,7 @@ def open_engine(
     """
     check_engine(name, address, share)
     if name == "local":
-        return LocalEngine(context, folder, {} if measured is None else measured)
+        return LocalEngine(context, folder)
     from mooring_lab.engines.ray import RayEngine
 
     return RayEngine(context, folder, address, share)

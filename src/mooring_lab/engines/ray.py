@@ -12,14 +12,14 @@ from typing import Any
 
 from mooring.errors import MooringError
 from mooring_lab.engines.checkpoint_index import CheckpointIndex
+from mooring_lab.engines.device_memory import free_memory
 from mooring_lab.engines.runner import KeepResults, RunContext, steps_per_run
 from mooring_lab.engines.signals import stop_on_signal
-from mooring_lab.engines.sizing import FleetSizer
-from mooring_lab.engines.worker import Job, Message, measure_fleet_size, module_search_path, run_job
+from mooring_lab.engines.sizing import fleet_sizes
+from mooring_lab.engines.worker import Job, Message, module_search_path, run_job
 from mooring_lab.engines.worker_pool import WorkerPool
 from mooring_lab.methods.registry import own_methods
 from mooring_lab.model.atomic_files import check_writable
-from mooring_lab.model.method import Method
 from mooring_lab.model.spec import RunSpec
 
 RESOURCES = {"cpu": ("num_cpus",), "cuda": ("num_cpus", "num_gpus")}
@@ -124,27 +124,21 @@ class RayEngine:
         self.folder = self.folder.absolute()
 
     def fleet_sizes(self, specs: Sequence[RunSpec]) -> Callable[[list[RunSpec]], int]:
-        """Return the sizes that fit the machines and are fastest there, measured by one of them; see `Engine`.
+        """Return the sizes that fit the machines, of whose free memory one of them says how much it has; see `Engine`.
 
         No fleet gets more work than its share of the whole, so that no machine is idle. The size of a deterministic
         fleet does not depend on the cluster.
         """
-        streams = self.context.streams
+        streams, device = self.context.streams, self.context.device
         if self.context.deterministic:
-            return FleetSizer(streams, self.context.weights, self.context.device, fixed=True)
+            return fleet_sizes(streams, device)
         ray = connect_ray(self.address)
         max_steps = -(-sum(steps_per_run(spec, streams[spec.data]) for spec in specs) // self._slots(ray))
-        measure = ray.remote(max_retries=3, **self.resources())(measure_fleet_size)
+        measure = ray.remote(max_retries=3, **self.resources())(free_memory)
+        fits = fleet_sizes(streams, device, lambda: int(self.share * ray.get(measure.remote(device))))
 
         def size(runs: list[RunSpec]) -> int:
-            stream, weights = self._store(ray, runs[0].data), self._store(ray, "weights")
-            device, path, methods = self.context.device, module_search_path(), _own_methods(runs)
-            future = measure.remote(runs, stream, weights, device, path, self.share, methods)
-            max_runs: int
-            max_runs, notes = ray.get(future)
-            for line in notes:
-                self.context.reporter.note(line)
-            return min(max_runs, max(1, -(-max_steps // steps_per_run(runs[0], streams[runs[0].data]))))
+            return min(fits(runs), max(1, -(-max_steps // steps_per_run(runs[0], streams[runs[0].data]))))
 
         return size
 
@@ -161,7 +155,7 @@ class RayEngine:
 
             def start_job(specs: Sequence[RunSpec]) -> Any:
                 seconds, path, fixed = context.checkpoint_seconds, module_search_path(), context.deterministic
-                runs, methods = tuple(specs), _own_methods(specs)
+                runs, methods = tuple(specs), own_methods(spec.method for spec in specs)
                 job = Job(runs, context.device, seconds, reject, self.folder, beacon, path, fixed, methods)
                 return task.remote(job, self._store(ray, specs[0].data), self._store(ray, "weights"), stopper)
 
@@ -193,11 +187,6 @@ class RayEngine:
             context = self.context
             self._stored[name] = ray.put(dict(context.weights) if name == "weights" else context.streams[name])
         return self._stored[name]
-
-
-def _own_methods(specs: Sequence[RunSpec]) -> tuple[Method, ...]:
-    """Return the methods of these runs that a worker does not know."""
-    return own_methods(spec.method for spec in specs)
 
 
 def _run_remote_job(job: Job, stream: Any, weights: Any, stopper: Any) -> Iterator[Message]:

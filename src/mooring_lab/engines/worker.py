@@ -5,7 +5,7 @@ import platform
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,8 @@ from typing import Any
 import mooring
 from mooring.errors import MooringError
 from mooring_lab.engines.checkpoint_index import CheckpointIndex
-from mooring_lab.engines.device_memory import free_memory
 from mooring_lab.engines.runner import FleetProgress, FleetRunner, Reporter, RunContext
 from mooring_lab.engines.signals import InterruptedStudyError, StopRequest
-from mooring_lab.engines.sizing import FleetSizer
 from mooring_lab.methods.registry import register
 from mooring_lab.model.method import Method
 from mooring_lab.model.precision import configure_cublas
@@ -135,7 +133,7 @@ def run_job(
         (Started(), 'finished')
     """
     yield Started()
-    _extend_module_search_path(job.path)
+    sys.path += [folder for folder in job.path if folder not in sys.path]
     register(job.methods)
     if job.version != mooring.__version__:
         versions = f"mooring {mooring.__version__} on {platform.node()}, {job.version} where the study is driven"
@@ -177,42 +175,3 @@ def _train(job: Job, context: RunContext, stop: StopRequest, messages: _Queue) -
 def module_search_path() -> tuple[str, ...]:
     """Return this process's `sys.path` with absolute folders, for workers to find the user's networks."""
     return tuple(os.path.abspath(folder) for folder in sys.path)
-
-
-def _extend_module_search_path(path: Sequence[str]) -> None:
-    sys.path += [folder for folder in path if folder not in sys.path]
-
-
-def measure_fleet_size(
-    specs: Sequence[RunSpec],
-    stream: Stream,
-    weights: dict[str, BackboneWeights],
-    device: str,
-    path: Sequence[str] = (),
-    share: float = 1.0,
-    methods: Sequence[Method] = (),
-) -> tuple[int, list[str]]:
-    """Return how many of these runs to train together on this machine, and notes for the user.
-
-    Args:
-        specs: the runs, all of one shape.
-        stream: their stream.
-        weights: the initial weights of backbones by fingerprint.
-        device: the device to train on.
-        path: the driver's `sys.path`, where networks of the user are found.
-        share: the part of the device's memory that the runs may use.
-        methods: the methods of the runs that are not of this package.
-
-    Example:
-        >>> from mooring_lab.streams import by_class, digits
-        >>> stream = by_class(digits(), per_task=5)
-        >>> specs = [RunSpec("digits", stream.fingerprint, "plain", seed) for seed in range(3)]
-        >>> measure_fleet_size(specs, stream, {}, "cpu")
-        (3, [])
-    """
-    _extend_module_search_path(path)
-    register(methods)
-    notes: list[str] = []
-    streams = {stream.fingerprint: stream}
-    sizer = FleetSizer(streams, weights, device, notes.append, free=lambda on: int(share * free_memory(on)))
-    return sizer(specs), notes

@@ -12,7 +12,6 @@ from mooring.errors import MooringError, check_whole
 from mooring_lab.engines.checkpoint_index import CheckpointIndex
 from mooring_lab.engines.engine import Engine, check_engine, open_engine
 from mooring_lab.engines.runner import CHECKPOINT_SECONDS, Reporter, RunContext, SilentReporter, steps_per_run
-from mooring_lab.engines.sizing import MeasuredSizes
 from mooring_lab.fleet import checkpoint
 from mooring_lab.fleet.grouping import group_into_fleets
 from mooring_lab.methods import find_method
@@ -87,7 +86,6 @@ class Study:
         self.device = check_device(device, local=engine == "local", deterministic=deterministic)
         self.fleet, self.every, self.wait = fleet, every, wait
         self.reporter = reporter or SilentReporter()
-        self.measured_sizes: MeasuredSizes = {}
         if fleet is not None:
             check_whole("fleet", fleet, 1)
 
@@ -171,7 +169,7 @@ class Study:
                         streams, weights or {}, self.device, self.every, self.reporter, self.deterministic
                     )
                     folder = self.checkpoints
-                    engine = open_engine(self.engine, shared, folder, self.address, self.share, self.measured_sizes)
+                    engine = open_engine(self.engine, shared, folder, self.address, self.share)
                     planned = self._plan_fleets(missing, engine, reject, specs)
                     work = [len(fleet) * steps_per_run(fleet[0], streams[fleet[0].data]) for fleet in planned]
                     self.reporter.begin(planned, work, len(results))
