@@ -202,7 +202,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     given.dtype = getattr(torch, given.dtype or ("bfloat16" if given.device.startswith("cuda") else "float32"))
-    given.factors = given.factors if given.factors in (None, "8bit") else getattr(torch, given.factors)
+    given.factors = given.factors and getattr(torch, given.factors)
     return given
 
 

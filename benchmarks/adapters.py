@@ -32,7 +32,6 @@ SETTINGS: dict[str, dict[str, Any] | None] = {
     "Product(largest=16)": {"adapters": Product(largest=16)},
     "Product(largest=8)": {"adapters": Product(largest=8)},
     "Product(dtype=bfloat16)": {"adapters": Product(dtype=torch.bfloat16)},
-    'Product(dtype="8bit")': {"adapters": Product(dtype="8bit")},
 }
 
 

@@ -11,7 +11,7 @@ from mooring.backends.eager import chunks
 from mooring.errors import MooringError
 from mooring.rules.interpolation import relative_importance
 from mooring.rules.proximal import proximal_rate
-from mooring.state.quantization import QuantizedImportance, block_size, dequantize, max_rate_change, quantize
+from mooring.state.quantization import QuantizedImportance, block_size, dequantize, quantize
 
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 FLOAT32_ERROR = 1e-4
@@ -39,10 +39,10 @@ def check_bounds(values: torch.Tensor, block: int) -> None:
     for current in (*(values.new_full((), float(rank)).expand_as(values) for rank in ranks), values.flip(-1)):
         for root in (1, 2, 3):
             wide = [relative_importance(t.double(), current.double(), root) for t in (coded, values)]
-            allowed = max_rate_change(octaves, root) + FLOAT32_ERROR
+            allowed = math.log(2) / 4 / root * octaves / 508 + FLOAT32_ERROR
             assert bool(((wide[0] - wide[1]).abs() <= allowed)[counts].all())
     p = [proximal_rate(t.double(), 1 / float(values.amax().clamp(min=TINY)), 30.0) for t in (coded, values)]
-    assert bool(((p[0] - p[1]).abs() <= max_rate_change(octaves, 1) + FLOAT32_ERROR)[counts].all())
+    assert bool(((p[0] - p[1]).abs() <= math.log(2) / 4 * octaves / 508 + FLOAT32_ERROR)[counts].all())
 
 
 numbers = st.one_of(

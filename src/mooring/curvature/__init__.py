@@ -1,5 +1,5 @@
 """Low-rank adapters, such as LoRA layers, moored through the product of their two factors."""
 
-from mooring.curvature.low_rank import LowRank, Product, register_low_rank
+from mooring.curvature.low_rank import LowRank, Product
 
-__all__ = ["LowRank", "Product", "register_low_rank"]
+__all__ = ["LowRank", "Product"]

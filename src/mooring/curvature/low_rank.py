@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Product:
     Args:
         largest: the most inputs, or outputs, of a layer whose factor is one matrix. That of a wider side consists of
             blocks of at most that size; beyond eight blocks it is a diagonal.
-        dtype: the dtype in which the factors of past tasks are kept, float32 or wider by default; or "8bit".
+        dtype: the floating-point dtype in which the factors of past tasks are kept, float32 or wider by default.
         damping: what is added to each eigenvalue of G, as a part of their mean. Outputs to which the loss is not
             sensitive, as long as all other layers stay as they are, would otherwise be free, although these change too.
 
@@ -34,17 +34,15 @@ class Product:
     """
 
     largest: int = 2048
-    dtype: torch.dtype | Literal["8bit"] | None = None
+    dtype: torch.dtype | None = None
     damping: float = 0.05
 
     def __post_init__(self) -> None:
         check_whole("largest", self.largest, 1)
         check_number("damping", self.damping, 0)
         floating = isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point and self.dtype.itemsize > 1
-        if not (self.dtype is None or self.dtype == "8bit" or floating):
-            raise MooringError(
-                f'dtype={self.dtype!r} is not allowed: give a floating-point dtype of 16 bits or more, or "8bit"'
-            )
+        if not (self.dtype is None or floating):
+            raise MooringError(f"dtype={self.dtype!r} is not allowed: give a floating-point dtype of 16 bits or more")
 
 
 def _always() -> bool:
@@ -106,33 +104,19 @@ class LowRank:
         return len(self.b)
 
 
-LowRankFinder = Callable[[nn.Module], Iterable[LowRank]]
-"""A function that returns the products of a module of the class that it was registered for."""
-
-_FINDERS: dict[type, LowRankFinder] = {}
-
-
-def register_low_rank(cls: type[nn.Module], finder: LowRankFinder) -> None:
-    """Name the low-rank products of a class that you cannot edit; subclasses have them too.
+def low_rank_of(module: nn.Module) -> list[LowRank]:
+    """Return the products that a module names by its method.
 
     Example:
-        >>> class Theirs(nn.Module):
+        >>> class Theirs(nn.Module):  # a class that cannot be edited can be given the method
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.base, self.down, self.up = nn.Linear(4, 3), nn.Linear(4, 2), nn.Linear(2, 3)
-        >>> register_low_rank(Theirs, lambda m: [LowRank(m.down.weight, m.up.weight, 1.0, m.base)])
+        >>> Theirs.mooring_low_rank = lambda m: [LowRank(m.down.weight, m.up.weight, 1.0, m.base)]
         >>> [product.rank for product in low_rank_of(Theirs())]
         [2]
     """
-    if not (isinstance(cls, type) and callable(finder)):
-        raise MooringError("register_low_rank takes a class and a function from its modules to their LowRank products")
-    _FINDERS[cls] = finder
-
-
-def low_rank_of(module: nn.Module) -> list[LowRank]:
-    """Return the products that a module names by its method, or by the function registered for its class."""
-    registered = (_FINDERS[cls] for cls in type(module).__mro__ if cls in _FINDERS)
-    finder: LowRankFinder | None = next(registered, getattr(type(module), METHOD, None))
+    finder: Callable[[nn.Module], Iterable[LowRank]] | None = getattr(type(module), METHOD, None)
     products = list(finder(module)) if finder else []
     for product in products:
         if not isinstance(product, LowRank):

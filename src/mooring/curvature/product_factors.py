@@ -8,22 +8,12 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from mooring.curvature.kronecker_factors import FACTOR_SLOTS, KroneckerFactors, layer_rows
+from mooring.curvature.kronecker_factors import KroneckerFactors, layer_rows
 from mooring.curvature.low_rank import LowRank, Product
 from mooring.curvature.observed_factors import ObservedFactors
 from mooring.curvature.product import input_gram
-from mooring.curvature.sides import (
-    from_codes,
-    rows_times,
-    second_moment,
-    side_diagonal,
-    side_shape,
-    to_codes,
-)
+from mooring.curvature.sides import rows_times, second_moment, side_diagonal, side_shape
 from mooring.distributed.dtensor import gathered, local_part, reduce_over_shards
-
-ROOT_SLOTS = ("past_inputs_roots", "past_outputs_roots")
-"""The names of what is kept beside factors in eight bits."""
 
 
 def factor_shapes(low_rank: LowRank, largest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -49,14 +39,11 @@ class ProductFactors(KroneckerFactors):
         low_rank: the product.
         layer_name: the name of the module that adds it; factors of past tasks belong to that.
         options: how the product is held.
-        past_inputs_roots, past_outputs_roots: beside factors in eight bits, the roots of their diagonals; else empty.
     """
 
     low_rank: LowRank | None = field(default=None, repr=False)
     layer_name: str = ""
     options: Product = field(default_factory=Product)
-    past_inputs_roots: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
-    past_outputs_roots: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     _anchor: tuple["ref[Tensor]", int, bool] | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -69,29 +56,19 @@ class ProductFactors(KroneckerFactors):
         factors.store(inputs, outputs)
         return factors
 
-    def slots(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved, by name."""
-        return {name: t for name in (*FACTOR_SLOTS, *ROOT_SLOTS) if (t := getattr(self, name)).numel()}
-
     def store(self, inputs: Tensor, outputs: Tensor) -> None:
         """Keep factors of past tasks, as the options say."""
-        self.past_inputs, self.past_inputs_roots = self._stored(inputs)
-        self.past_outputs, self.past_outputs_roots = self._stored(outputs)
+        self.past_inputs, self.past_outputs = self._stored(inputs), self._stored(outputs)
 
-    def _stored(self, factor: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = self.options.dtype
+    def _stored(self, factor: Tensor) -> Tensor:
+        dtype = self.options.dtype or factor.dtype
         if factor.stride(-1) == 0:  # zeros, which take no memory
-            narrow = torch.int8 if dtype == "8bit" and factor.ndim > 1 else None if dtype == "8bit" else dtype
-            roots = factor[..., 0] if narrow is torch.int8 else factor.new_empty(0)
-            return factor.new_zeros((), dtype=narrow or factor.dtype).expand(factor.shape), roots
-        if dtype == "8bit":
-            return (factor, factor.new_empty(0)) if factor.ndim == 1 else to_codes(factor)
-        return (factor if dtype is None else factor.to(dtype)), factor.new_empty(0)
+            return factor.new_zeros((), dtype=dtype).expand(factor.shape)
+        return factor.to(dtype)
 
     def past_factor(self, side: Literal["inputs", "outputs"]) -> Tensor:
         """Return C or G of past tasks in the dtype to compute in."""
-        stored, roots = getattr(self, f"past_{side}"), getattr(self, f"past_{side}_roots")
-        return from_codes(stored, roots) if roots.numel() else stored.to(self.inputs.dtype)
+        return super().past_factor(side).to(self.inputs.dtype)
 
     def inherit(self, other: "ProductFactors") -> None:
         """Take over what is known of past tasks of the same layer, if the factors have the same shapes."""
@@ -116,8 +93,7 @@ class ProductFactors(KroneckerFactors):
         values = values.flatten().clamp(min=0)
         mean = values.sum() / max(1, self.low_rank.outputs)
         curvature = (values + self.options.damping * mean) * self.past_inputs.any()
-        dtype = torch.bfloat16 if self.options.dtype == "8bit" else self.past_outputs.dtype
-        self.basis = self.past_inputs, vectors.to(dtype), curvature.mul_(self.tasks)
+        self.basis = self.past_inputs, vectors.to(self.past_outputs.dtype), curvature.mul_(self.tasks)
 
     def is_anchored(self, anchor: Tensor) -> bool:
         """Return whether the anchor of B is not 0 on any rank; the device is asked once for each anchor.
@@ -164,13 +140,6 @@ class ProductFactors(KroneckerFactors):
         columns = input_gram(a, rows_times(a, inputs, a.shape[-1]), self.low_rank.scale).diagonal().to(inputs)
         rows = side_diagonal(outputs, self.low_rank.outputs)
         return local_part((scale * rows.unsqueeze(-1) * columns).reshape(self.low_rank.b.shape), self.low_rank.b)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of everything that is kept."""
-        vectors = self.basis[1].nbytes if self.basis else 0
-        of_this_task = 0 if self.count else self.inputs.nbytes + self.outputs.nbytes
-        return sum(t.nbytes for t in self.slots().values()) + vectors - of_this_task
 
 
 def observe_products(

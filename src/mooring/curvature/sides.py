@@ -14,9 +14,6 @@ from mooring.curvature.kronecker_factors import float32_product, sums_in_float32
 MAX_BLOCKS = 8
 """A side that would need more blocks has its diagonal only, such as the vocabulary of a language model."""
 
-MAX_CODE = 127
-"""The code of a correlation of 1 in eight bits."""
-
 
 def side_shape(size: int, largest: int) -> tuple[int, ...]:
     """Return the shape of the factor of a side.
@@ -80,31 +77,6 @@ def side_diagonal(factor: Tensor, size: int) -> Tensor:
         tensor([1., 1., 1.])
     """
     return factor if factor.ndim == 1 else factor.diagonal(dim1=-2, dim2=-1).flatten()[:size]
-
-
-def to_codes(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a factor in eight bits: its correlations times 127, and the roots of its diagonal.
-
-    F_ij = roots_i * roots_j * codes_ij / 127, to half of the last digit; the diagonal is exact.
-
-    Example:
-        >>> codes, roots = to_codes(torch.tensor([[4.0, 3.0], [3.0, 9.0]]))
-        >>> codes.tolist(), roots.tolist()
-        ([[127, 64], [64, 127]], [2.0, 3.0])
-    """
-    roots = factor.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-    correlations = factor / (roots.unsqueeze(-1) * roots.unsqueeze(-2))
-    return (correlations.nan_to_num(0.0, 0.0, 0.0) * MAX_CODE).round().clamp(-MAX_CODE, MAX_CODE).to(torch.int8), roots
-
-
-def from_codes(codes: Tensor, roots: Tensor) -> Tensor:
-    """Return the factor that `to_codes` stored.
-
-    Example:
-        >>> from_codes(*to_codes(torch.tensor([[4.0, 2.0], [2.0, 1.0]]))).tolist()
-        [[4.0, 2.0], [2.0, 1.0]]
-    """
-    return codes.to(roots.dtype).mul_(roots.unsqueeze(-1) / MAX_CODE).mul_(roots.unsqueeze(-2))
 
 
 def _split(rows: Tensor, blocks: int, size: int) -> Tensor:

@@ -1,8 +1,8 @@
 """A table of the stability of each layer under a penalty, with advice."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -71,7 +71,6 @@ class Diagnosis:
         notes: remarks on how to read the numbers.
         advice: what to do, the most urgent first.
         coverage: which parameters are held.
-        factor_bytes: the memory of the factors of each layer whose low-rank product is held, by name.
     """
 
     strength: float
@@ -85,7 +84,6 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     coverage: Coverage | None = None
-    factor_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stable(self) -> bool:
@@ -182,7 +180,7 @@ def diagnose_states(states: MooringState, pull: Pull, strength: float) -> Diagno
     """Return the diagnosis of a Mooring; of a layer with Kronecker factors the importance is their diagonal."""
     records = states.records
     moored = {p: (name, _scores(records[p])) for p, name in states.names.items() if p in records}
-    diagnosis = diagnose(
+    return diagnose(
         states.optimizer,
         moored,
         strength,
@@ -191,8 +189,6 @@ def diagnose_states(states: MooringState, pull: Pull, strength: float) -> Diagno
         pull=type(pull).__name__,
         extrapolates=isinstance(pull, GradientPull),
     )
-    sizes = factor_bytes(records.values())
-    return replace(diagnosis, notes=(*diagnosis.notes, *product_notes(sizes)), factor_bytes=sizes)
 
 
 def _scores(state: ParameterState) -> Tensor:
@@ -290,30 +286,3 @@ def _advice(diagnosis: Diagnosis, importance: str) -> list[str]:
     if safe == float("inf") and not total.negative:
         advice.append("no parameter has any importance, so nothing is held: was a task trained before consolidate()?")
     return advice
-
-
-def factor_bytes(states: Iterable[ParameterState]) -> dict[str, int]:
-    """Return the memory of the factors of each layer whose low-rank products are held."""
-    sizes: dict[str, int] = {}
-    for state in states:
-        if isinstance(state.factors, ProductFactors):
-            name = state.factors.layer_name
-            sizes[name] = sizes.get(name, 0) + state.factors.nbytes
-    return sizes
-
-
-def product_notes(sizes: Mapping[str, int]) -> list[str]:
-    """Return one line about the memory of low-rank products; none if there are none.
-
-    Example:
-        >>> product_notes({"0": 2048, "1": 1024})[0][:77]
-        "the factors of 2 layers with low-rank products take 3 KiB, those of '0' 2 KiB"
-    """
-    if not sizes:
-        return []
-    layer = max(sizes, key=lambda name: sizes[name])
-    return [
-        f"the factors of {len(sizes)} layers with low-rank products take {sum(sizes.values()) / 1024:,.0f} KiB, those "
-        f'of {layer!r} {sizes[layer] / 1024:,.0f} KiB; adapters=Product(largest=, dtype=) and Memory(current="none") '
-        "need less"
-    ]

@@ -251,9 +251,8 @@ def _product_bytes(states: MooringState, p: Tensor, width: int) -> int:
         return 0
     shapes = factor_shapes(states.products.by_b[p], states.adapters.largest)
     inputs, outputs = (torch.Size(shape).numel() for shape in shapes)
-    dtype = states.adapters.dtype
-    previous, vectors = (1, 2) if dtype == "8bit" else (dtype.itemsize if dtype else width,) * 2
-    return (width + previous) * (inputs + outputs) + vectors * (outputs if len(shapes[1]) > 1 else 0)
+    kept = states.adapters.dtype.itemsize if states.adapters.dtype else width
+    return (width + kept) * (inputs + outputs) + kept * (outputs if len(shapes[1]) > 1 else 0)
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -282,7 +281,7 @@ def _too_little_memory(states: MooringState) -> MooringError | None:
         if (free := free_bytes(device)) is not None and needed > free:
             remedy = "exclude some parameters, or give memory=Memory(host=True)"
             if states.products:
-                remedy = 'give adapters=Product(largest=512) or Product(dtype="8bit"), or exclude some parameters'
+                remedy = "give adapters=Product(largest=512, dtype=torch.bfloat16), or exclude some parameters"
             elif states.importance.by_layer:
                 remedy = f"give {states.importance.name}(blocks=512), or exclude some parameters"
             return MooringError(

@@ -162,8 +162,12 @@ class Rules:
             return self
         adapters: Product | Literal["parameters"] = "parameters"
         if saved is not None:
-            dtype = saved["dtype"] if saved["dtype"] == "8bit" else getattr(torch, saved["dtype"] or "", None)
-            adapters = Product(saved["largest"], dtype, saved["damping"])
+            if saved["dtype"] == "8bit":
+                raise MooringError(
+                    'the state was made with Product(dtype="8bit"), which does not exist any more: read the reference '
+                    "again, with Product(dtype=torch.bfloat16)"
+                )
+            adapters = Product(saved["largest"], getattr(torch, saved["dtype"] or "", None), saved["damping"])
         return self if self.adapters == adapters else replace(self, adapters=adapters)
 
 

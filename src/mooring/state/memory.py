@@ -11,9 +11,6 @@ from mooring.rules import Importance, ParameterPull, Pull
 from mooring.state.parameter_state import compute_dtype_of
 from mooring.state.quantization import QuantizedImportance, block_size
 
-MAX_LOST = 0.01
-"""The largest share of a parameter's importance that storage may round to 0."""
-
 StorageDtype = torch.dtype | None
 """A floating-point dtype; None is float32, or the parameter's own if wider."""
 
@@ -64,6 +61,8 @@ class Memory:
                 raise MooringError(
                     f"{name}={given!r} is not allowed: give a floating-point dtype of 16 bits or more{also}"
                 )
+            if given is torch.float16 and name != "anchor":
+                raise MooringError(f"{name}={given} rounds small importances to 0: give {name}=torch.bfloat16")
         check_whole("staging", self.staging, 1)
 
     @property
@@ -117,7 +116,7 @@ class Memory:
 
     def store_current(self, current: Tensor) -> Tensor:
         """Return the importance of a new task in the form it is kept in."""
-        return narrowed(current, self.current, "current") if isinstance(self.current, torch.dtype) else current
+        return current.to(self.current) if isinstance(self.current, torch.dtype) else current
 
     def store_previous(self, previous: Tensor, theta: Tensor) -> Tensor | QuantizedImportance:
         """Return the importance over past tasks in the form it is kept in; a single number stays one."""
@@ -128,32 +127,4 @@ class Memory:
                 if block is None
                 else QuantizedImportance.from_values(previous.to(compute_dtype_of(theta)), block)
             )
-        return narrowed(previous, self.previous or compute_dtype_of(theta), "previous")
-
-
-def narrowed(scores: Tensor, dtype: torch.dtype, slot: str) -> Tensor:
-    """Return scores in a dtype; refuse one that cannot hold them.
-
-    Args:
-        scores: an importance, finite in its own dtype.
-        dtype: the dtype to store it in.
-        slot: the option of `Memory` that chose the dtype.
-
-    Example:
-        >>> narrowed(torch.tensor([1e-12]), torch.float16, "previous")
-        Traceback (most recent call last):
-        ...
-        mooring.errors.MooringError: torch.float16 rounds 100 % of the importance of a parameter to 0: give ...
-    """
-    stored = scores.to(dtype)
-    if dtype.itemsize < scores.dtype.itemsize:
-        remedy = f"give Memory({slot}=torch.bfloat16), or leave {slot} out"
-        if not bool(stored.isfinite().all()):
-            raise MooringError(f"{dtype} overflows for the importance of a parameter: {remedy}")
-        total = float(scores.abs().sum(dtype=torch.float64))
-        lost = float(torch.where(stored == 0, scores, 0.0).abs().sum(dtype=torch.float64))
-        if lost > MAX_LOST * total:
-            raise MooringError(
-                f"{dtype} rounds {100 * lost / total:.0f} % of the importance of a parameter to 0: {remedy}"
-            )
-    return stored
+        return previous.to(self.previous or compute_dtype_of(theta))

@@ -19,7 +19,7 @@ from mooring.curvature.kronecker_factors import (
     layers_with_factors,
 )
 from mooring.curvature.low_rank import Product, Products, by_parameters, find_products
-from mooring.curvature.product_factors import ROOT_SLOTS, ProductFactors
+from mooring.curvature.product_factors import ProductFactors
 from mooring.distributed.dtensor import local_part, local_tensor, sharded, to_dtensor
 from mooring.errors import MooringError, UnheldWarning, first_and_count, warn
 from mooring.rules import Importance, State
@@ -34,7 +34,7 @@ from mooring.state.selection import module_names, moorable
 PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
 """The names under which the importance over past tasks is saved."""
 
-RESERVED_SLOTS = {"anchor", "before", "buffer", "g", "probe", "theta", *PREVIOUS_SLOTS, *FACTOR_SLOTS, *ROOT_SLOTS}
+RESERVED_SLOTS = {"anchor", "before", "buffer", "g", "probe", "theta", *PREVIOUS_SLOTS, *FACTOR_SLOTS}
 """Names that the tensors of an importance may not have."""
 
 APPEARED = "appeared after the last task was consolidated"
@@ -431,26 +431,12 @@ class MooringState:
         return any(not state.knows_task for state in trained)
 
     def _check_current_is_kept(self) -> None:
-        """Refuse to end a task of which nothing was kept, or whose scores a narrow dtype lost."""
-        self._check_narrow_scores()
+        """Refuse to end a task of which nothing was kept."""
         if self.needs_data:
             raise MooringError(
                 'this task has no importance, because Memory(current="none"), the default with a reference, keeps '
                 "nothing in training: give consolidate(data=...) some of its data, or attach(memory=Memory()) before it"
             )
-
-    def _check_narrow_scores(self) -> None:
-        """Refuse scores of this task that have overflowed, and those that are all 0, in a narrow dtype."""
-        dtype = self.memory.current
-        scored = [s for s in self.records.values() if s.count and s.importance_state and not s.factors]
-        if not scored or not isinstance(dtype, torch.dtype) or dtype.itemsize >= 4:
-            return
-        remedy = "attach with Memory(current=torch.bfloat16), or leave current out; or estimate(data) first"
-        for state in scored:
-            if not bool(state.importance_state["current"].isfinite().all()):
-                raise MooringError(f"the importance of {state.name!r} has overflowed {dtype}: {remedy}")
-        if not any(bool(state.importance_state["current"].any()) for state in scored):
-            raise MooringError(f"every importance is 0 in {dtype}, so nothing would be held: {remedy}")
 
 
 def is_one_graph(model: nn.Module) -> bool:

@@ -88,16 +88,6 @@ def dequantize(code: Tensor, high: Tensor, step: Tensor) -> Tensor:
     return values.mul_(blocks.clamp(max=1)).view(code.shape)  # 0 for code 0, much faster than a mask
 
 
-def max_rate_change(octaves: float, root: float = 2) -> float:
-    """Return the bound on |R(quantized) - R(value)| in a block: ln(2) / 4 / root * octaves / 508.
-
-    Example:
-        >>> round(max_rate_change(20), 4), round(max_rate_change(254), 3)
-        (0.0034, 0.043)
-    """
-    return 0.6931471805599453 / 4 / root * octaves / (2 * (MAX_CODE - 1))
-
-
 @dataclass
 class QuantizedImportance:
     """The quantized importance of one parameter.

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mooring.curvature.kronecker_factors import FACTOR_SLOTS, update_eigenbases
 from mooring.curvature.low_rank import Product, check_same_layers, sample_layer
-from mooring.curvature.product_factors import ROOT_SLOTS
 from mooring.distributed.dtensor import local_part, to_dtensor
 from mooring.errors import MooringError, warn
 from mooring.rules import State
@@ -31,9 +30,6 @@ REQUIRED_KEYS = ("importance", "options", "merge", "tasks", "steps", "moored", "
 """The keys that every header has."""
 
 HEADER = "mooring"
-
-WHOLE_SLOTS = {*FACTOR_SLOTS, *ROOT_SLOTS}
-"""The slots of factors, which are whole on every rank even if their parameter is sharded."""
 
 
 def describe_states(states: MooringState) -> dict[str, Any]:
@@ -71,7 +67,7 @@ def pack_state(states: Collection[ParameterState], buffers: Mapping[str, Tensor]
     for state in states:
         for slot, tensor in state.slots().items():
             kept = tensor.contiguous()
-            if slot not in WHOLE_SLOTS:
+            if slot not in FACTOR_SLOTS:
                 kept = to_dtensor(kept, state.parameter, rows=slot in BLOCK_SLOTS)
             flat[f"{slot}.{state.name}"] = kept
     return flat | {f"buffer.{name}": tensor for name, tensor in buffers.items()}
@@ -170,12 +166,12 @@ def _read_parameter(
         key = f"{slot}.{new.name}"
         if key not in flat:
             raise MooringError(f"the state does not fit: {key!r} is missing")
-        want = like.shape if slot in WHOLE_SLOTS else to_dtensor(like, new.parameter).shape
+        want = like.shape if slot in FACTOR_SLOTS else to_dtensor(like, new.parameter).shape
         if flat[key].shape != want:
             have = tuple(flat[key].shape)
             raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {tuple(want)}")
         saved = flat[key].detach()
-        part = saved if slot in WHOLE_SLOTS else local_part(saved, new.parameter)
+        part = saved if slot in FACTOR_SLOTS else local_part(saved, new.parameter)
         slots[slot] = like.copy_(part) if slot == "anchor" else part.to(like, copy=True)  # anchors may be offloaded
     anchor = slots.pop("anchor")
     factors = None
