@@ -14,8 +14,8 @@ class Hub:
     """One repository of files.
 
     `failures[path]` lists the failures of the first requests for a path: an HTTP status, ("drop", number of bytes sent
-    before the connection closes), "corrupt", "whole" (the range is ignored), or "hang". `always[path]` is a failure of
-    every request. `requests` lists pairs (path, range).
+    before the connection closes), "corrupt", or "hang". `always[path]` is a failure of every request.
+    `requests` lists pairs (path, range).
     """
 
     def __init__(self, repository, files):
@@ -56,6 +56,14 @@ def _handler(hub):
             self.end_headers()
             self.wfile.write(body if send is None else body[:send])
 
+        def do_HEAD(self):
+            path = urlsplit(self.path).path.removeprefix(f"/datasets/{hub.repository}/resolve/{COMMIT}/")
+            if hub.always.get(path) == 404 or path not in hub.files:
+                return self.answer(404)
+            headers = [("X-Repo-Commit", COMMIT), ("ETag", f'"{hashlib.sha256(hub.files[path]).hexdigest()}"')]
+            headers.append(("X-Linked-Size", str(len(hub.files[path]))))
+            return self.answer(200, headers=headers)
+
         def do_GET(self):
             parts = urlsplit(self.path)
             api, resolve = f"/api/datasets/{hub.repository}/revision/", f"/datasets/{hub.repository}/resolve/{COMMIT}/"
@@ -66,10 +74,7 @@ def _handler(hub):
                     return self.answer(failure, b"{}")
                 return self.answer(200, hub.listing(), [("Content-Type", "application/json")])
             if parts.path.startswith(resolve) and parts.path[len(resolve) :] in hub.files:
-                path = parts.path[len(resolve) :]
-                return self.answer(302, headers=[("Location", f"/cdn/{path}?signed"), ("X-Repo-Commit", COMMIT)])
-            if parts.path.startswith("/cdn/"):
-                return self.send_file(parts.path[len("/cdn/") :])
+                return self.send_file(parts.path[len(resolve) :])
             hub.requests.append((parts.path, None))
             return self.answer(404, b"{}")
 
@@ -79,8 +84,7 @@ def _handler(hub):
             failure = hub.next_failure(path)
             if isinstance(failure, int):
                 return self.answer(failure)
-            ignored = byte_range is None or failure == "whole"
-            start = 0 if ignored else int(byte_range.removeprefix("bytes=").partition("-")[0])
+            start = 0 if byte_range is None else int(byte_range.removeprefix("bytes=").partition("-")[0])
             body, headers = data[start:], [("ETag", '"etag"'), ("Accept-Ranges", "bytes")]
             if failure == "corrupt":
                 body = bytes([body[0] ^ 255]) + body[1:]

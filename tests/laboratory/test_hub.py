@@ -16,10 +16,9 @@ import pytest
 from laboratory.hub_server import COMMIT, serving
 from mooring.errors import MooringError
 from mooring_lab.streams import hub as hub_module
-from mooring_lab.streams.hub import MANIFEST, FetchPlan, RemoteFile, Retry, fetch, plan_fetch
+from mooring_lab.streams.hub import MANIFEST, FetchPlan, RemoteFile, fetch, plan_fetch
 from mooring_lab.streams.named_datasets import NAMED_DATASETS, default_folder, fetched_folder
 
-QUICK = Retry(attempts=3, wait=0.01, timeout=5)
 TRAIN, TEST = "cifar100/train-00000-of-00001.parquet", "cifar100/test-00000-of-00001.parquet"
 LOCAL = "data/train-00000-of-00001.parquet"
 DATASET = NAMED_DATASETS["cifar100"]
@@ -44,7 +43,7 @@ def hub():
 
 
 def get(hub, folder, **options):
-    return fetch(DATASET, folder, endpoint=hub.endpoint, retry=QUICK, **options)
+    return fetch(DATASET, folder, endpoint=hub.endpoint, **options)
 
 
 def refused(hub, folder, match):
@@ -55,7 +54,7 @@ def refused(hub, folder, match):
 
 
 def test_plan_has_the_size_without_fetching(hub, tmp_path):
-    planned = plan_fetch(DATASET, endpoint=hub.endpoint, retry=QUICK)
+    planned = plan_fetch(DATASET, endpoint=hub.endpoint)
     assert planned.bytes == 730_000
     assert [(file.path, file.local) for file in planned.files] == [
         (TRAIN, LOCAL),
@@ -67,8 +66,7 @@ def test_plan_has_the_size_without_fetching(hub, tmp_path):
 
 
 def test_fetch_writes_every_file_and_a_manifest(hub, tmp_path):
-    calls = []
-    folder = get(hub, tmp_path / "set", progress=lambda *call: calls.append(call))
+    folder = get(hub, tmp_path / "set")
     assert folder == tmp_path / "set"
     assert (folder / LOCAL).read_bytes() == hub.files[TRAIN]
     assert (folder / "data" / "test-00000-of-00001.parquet").read_bytes() == hub.files[TEST]
@@ -77,8 +75,7 @@ def test_fetch_writes_every_file_and_a_manifest(hub, tmp_path):
     assert manifest["commit"] == COMMIT
     assert manifest["files"][LOCAL]["sha256"] == hashlib.sha256(hub.files[TRAIN]).hexdigest()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
-    assert calls[-1] == ("fetching cifar100", 730_000, 730_000)
-    assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
+    assert sorted(path.name for path in folder.iterdir()) == ["data", MANIFEST]
 
 
 def test_local_splits_are_those_of_the_data_set_and_not_of_the_hub(tmp_path):
@@ -86,7 +83,7 @@ def test_local_splits_are_those_of_the_data_set_and_not_of_the_hub(tmp_path):
     flowers = NAMED_DATASETS["flowers102"]
     files = {f"data/{kind}-00000-of-00001-abc.parquet": kind.encode() for kind in ("train", "validation", "test")}
     with serving(flowers.repository, files) as hub:
-        folder = fetch(flowers, tmp_path / "set", endpoint=hub.endpoint, retry=QUICK)
+        folder = fetch(flowers, tmp_path / "set", endpoint=hub.endpoint)
     contents = {path.name: path.read_text() for path in (folder / "data").iterdir()}
     assert contents == {
         "train-00000-of-00002.parquet": "test",
@@ -116,46 +113,24 @@ def test_default_folder_is_the_one_that_streams_read(hub, tmp_path, monkeypatch)
     monkeypatch.setenv("MOORING_DATA", str(tmp_path / "home"))
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint + "/")
     assert fetched_folder(DATASET) is None
-    assert fetch(DATASET, retry=QUICK) == tmp_path / "home" / "cifar100" == fetched_folder(DATASET)
+    assert fetch(DATASET) == tmp_path / "home" / "cifar100" == fetched_folder(DATASET)
 
 
 # Failures
 
 
 def test_dropped_connection_is_resumed(hub, tmp_path):
-    hub.failures[TRAIN] = [("drop", 300_000), ("drop", 100_000)]
+    hub.failures[TRAIN] = [("drop", 300_000)]
     folder = get(hub, tmp_path / "set")
-    assert hub.ranges(TRAIN) == [None, "bytes=300000-", "bytes=400000-"]
-    assert (folder / LOCAL).read_bytes() == hub.files[TRAIN]
-
-
-def test_repeatedly_dropped_connection_raises_an_error_and_is_resumed_later(hub, tmp_path):
-    hub.failures[TRAIN] = [("drop", 1000)] * 3
-    refused(hub, tmp_path / "set", "the connection was dropped.*it goes on where it stopped")
-    assert len(hub.ranges(TRAIN)) == 3
-    get(hub, tmp_path / "set")
-    assert hub.ranges(TRAIN)[3] == "bytes=3000-"
-
-
-def test_server_that_ignores_ranges_restarts_the_file(hub, tmp_path):
-    hub.failures[TRAIN] = [("drop", 300_000), "whole"]
-    folder = get(hub, tmp_path / "set")
-    assert hub.ranges(TRAIN) == [None, "bytes=300000-"]
-    assert (folder / LOCAL).read_bytes() == hub.files[TRAIN]
-
-
-def test_damaged_file_is_fetched_again(hub, tmp_path):
-    hub.failures[TRAIN] = ["corrupt"]
-    folder = get(hub, tmp_path / "set")
-    assert hub.ranges(TRAIN) == [None, None]
-    assert (folder / LOCAL).read_bytes() == hub.files[TRAIN]
-
-
-def test_file_that_is_damaged_twice_raises_an_error_that_names_it(hub, tmp_path):
-    hub.always[TRAIN] = "corrupt"
-    refused(hub, tmp_path / "set", r"train-00000-of-00001\.parquet from .* arrived damaged twice")
     assert len(hub.ranges(TRAIN)) == 2
-    assert not (tmp_path / "set.partial" / LOCAL).exists(), "a damaged file must not be resumed"
+    assert (folder / LOCAL).read_bytes() == hub.files[TRAIN]
+
+
+def test_damaged_file_raises_an_error_that_names_it_and_is_fetched_again(hub, tmp_path):
+    hub.failures[TRAIN] = ["corrupt"]
+    refused(hub, tmp_path / "set", r"train-00000-of-00001\.parquet arrived damaged")
+    assert not (tmp_path / "set.partial" / LOCAL).exists()
+    assert (get(hub, tmp_path / "set") / LOCAL).read_bytes() == hub.files[TRAIN]
 
 
 @pytest.mark.parametrize("change", [lambda data: data + b"more", lambda data: data[:-1]])
@@ -164,34 +139,19 @@ def test_file_of_another_size_raises_an_error(hub, tmp_path, change):
     refused(hub, tmp_path / "set", "test-00000-of-00001.parquet")
 
 
-def test_damage_to_a_partial_file_is_detected(hub, tmp_path):
+def test_file_that_arrived_is_not_fetched_again(hub, tmp_path):
     hub.failures[TEST] = [404]
     refused(hub, tmp_path / "set", "HTTP 404")
-    partial = tmp_path / "set.partial" / LOCAL
-    partial.write_bytes(b"x" + partial.read_bytes()[1:])
-    folder = get(hub, tmp_path / "set")
-    assert (folder / LOCAL).read_bytes() == hub.files[TRAIN]
+    assert (tmp_path / "set.partial" / LOCAL).read_bytes() == hub.files[TRAIN]
+    get(hub, tmp_path / "set")
+    assert len(hub.ranges(TRAIN)) == 1
 
 
 @pytest.mark.parametrize("path", ["api", TRAIN])
-def test_server_error_is_retried(hub, tmp_path, path):
-    hub.failures[path] = [500, 503]
-    assert (get(hub, tmp_path / "set") / LOCAL).read_bytes() == hub.files[TRAIN]
-    assert len(hub.ranges(path)) == 3
-
-
-@pytest.mark.parametrize("path", ["api", TRAIN])
-def test_permanent_server_error_raises_an_error(hub, tmp_path, path):
-    hub.always[path] = 502
-    refused(hub, tmp_path / "set", "HTTP 502.*later")
-    assert len(hub.ranges(path)) == 3
-
-
-@pytest.mark.parametrize("path", ["api", TRAIN])
-def test_missing_file_is_not_retried(hub, tmp_path, path):
-    hub.always[path] = 404
-    refused(hub, tmp_path / "set", "HTTP 404")
-    assert len(hub.ranges(path)) == 1
+@pytest.mark.parametrize(("status", "match"), [(502, "HTTP 502.*later"), (404, "HTTP 404")])
+def test_server_error_raises_an_error(hub, tmp_path, path, status, match):
+    hub.always[path] = status
+    refused(hub, tmp_path / "set", match)
 
 
 def test_changed_repository_raises_an_error(hub, tmp_path):
@@ -202,7 +162,7 @@ def test_changed_repository_raises_an_error(hub, tmp_path):
 def test_unreachable_hub_raises_a_one_line_error(tmp_path):
     with serving(DATASET.repository, {}) as hub:
         pass  # the server has stopped
-    refused(hub, tmp_path / "set", f"cannot reach {hub.endpoint} .*: check the network")
+    refused(hub, tmp_path / "set", f"cannot fetch from {hub.endpoint} .*: check network")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -234,36 +194,32 @@ def test_concurrent_fetch_raises_an_error(hub, tmp_path):
 
 CODE = """
 import sys
-from mooring_lab.streams.hub import Retry, fetch
+from mooring_lab.streams.hub import fetch
 from mooring_lab.streams.named_datasets import NAMED_DATASETS
-fetch(NAMED_DATASETS["cifar100"], sys.argv[1], endpoint=sys.argv[2], retry=Retry(attempts=3, wait=0.01))
+fetch(NAMED_DATASETS["cifar100"], sys.argv[1], endpoint=sys.argv[2])
 """
 
 
-def test_killed_fetch_leaves_no_folder_and_is_resumed(hub, tmp_path):
+def test_killed_fetch_leaves_no_folder_and_can_be_repeated(hub, tmp_path):
     hub.failures[TRAIN] = ["hang"]
     folder = tmp_path / "set"
     child = subprocess.Popen([sys.executable, "-c", CODE, str(folder), hub.endpoint])
-    partial = tmp_path / "set.partial" / LOCAL
     deadline = time.monotonic() + 30
-    while not (partial.exists() and partial.stat().st_size) and time.monotonic() < deadline:
+    while not hub.ranges(TRAIN) and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.1)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     assert not folder.exists()
-    size = partial.stat().st_size
-    assert 0 < size <= 350_000
     get(hub, folder)
-    assert hub.ranges(TRAIN) == [None, f"bytes={size}-"]
     assert (folder / LOCAL).read_bytes() == hub.files[TRAIN]
 
 
 def test_plan_can_be_reused(hub, tmp_path):
-    planned = plan_fetch(DATASET, endpoint=hub.endpoint, retry=QUICK)
+    planned = plan_fetch(DATASET, endpoint=hub.endpoint)
     get(hub, tmp_path / "set", planned=planned)
     assert len(hub.ranges("api")) == 1
     wrong = RemoteFile(TRAIN, LOCAL, len(hub.files[TRAIN]), "0" * 64)
-    with pytest.raises(MooringError, match="arrived damaged twice"):
+    with pytest.raises(MooringError, match="arrived damaged"):
         get(hub, tmp_path / "other", planned=FetchPlan(DATASET, hub.endpoint, COMMIT, (wrong,)))
     assert replace(planned, files=()).bytes == 0

@@ -86,7 +86,7 @@ def fetch(
     yes: Annotated[bool, option("Do not ask for confirmation.", "--yes", "-y")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the size of a named set, ask, and download it from Hugging Face; an interrupted download continues."""
+    """Show the size of a named set, ask, and download it from Hugging Face; it continues after a file that arrived."""
     from mooring_lab.streams import hub
     from mooring_lab.streams.named_datasets import default_folder, find_dataset
 
@@ -101,8 +101,7 @@ def fetch(
     typer.echo(f"{name}: {size}, from {named.repository} at {planned.commit[:7]} to {folder}", err=True)
     if not yes:
         typer.confirm("Fetch it?", abort=True, err=True)
-    with progress_bar(in_bytes=True) as report:
-        hub.fetch(named, folder, planned=planned, progress=report)
+    hub.fetch(named, folder, planned=planned)
     return _print_folder(named, folder, as_json)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 if TYPE_CHECKING:
@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def progress_bar(*, in_bytes: bool = False, console: Console | None = None) -> Iterator[ProgressCallback]:
+def progress_bar(console: Console | None = None) -> Iterator[ProgressCallback]:
     """Give a callback `report(what, done, total)` that shows a bar and the remaining time.
-
-    Args:
-        in_bytes: whether the numbers are bytes.
-        console: where the bar appears; by default stderr.
 
     Example:
         >>> with progress_bar() as report:
@@ -30,8 +26,7 @@ def progress_bar(*, in_bytes: bool = False, console: Console | None = None) -> I
     if not console.is_terminal:
         yield lambda what, done, total: None
         return
-    count = DownloadColumn() if in_bytes else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 

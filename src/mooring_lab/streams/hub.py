@@ -1,6 +1,7 @@
-"""Fetching of a named data set from the Hub: resumed after an interruption, verified, and complete or absent."""
+"""Fetching of a named data set from the Hub: verified, and complete or absent."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -11,15 +12,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TextIO
 
-from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub import HfApi, hf_hub_download
 
-from mooring.errors import MooringError
-from mooring_lab.streams.download import Retry, download
+from mooring.errors import MooringError, first_line
 from mooring_lab.streams.named_datasets import NamedDataset, default_folder
-from mooring_lab.streams.progress_callback import ProgressCallback, throttled
 
 MANIFEST = "manifest.json"
 HUB = "https://huggingface.co"
+TIMEOUT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,18 @@ class FetchPlan:
         return sum(file.size for file in self.files)
 
 
-def plan_fetch(dataset: NamedDataset, *, endpoint: str | None = None, retry: Retry | None = None) -> FetchPlan:
+def plan_fetch(dataset: NamedDataset, endpoint: str | None = None) -> FetchPlan:
     """Ask the Hub for a data set's files, sizes and hashes, without fetching them; `fetch` explains the options."""
     if not dataset.repository:
         raise MooringError(f"{dataset.name} is not fetched from the Hub: {dataset.manual_steps}")
     endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
-    retry = retry or Retry()
-    failures = 0
-    while True:
-        try:
-            # public data sets need no token
-            info = HfApi(endpoint=endpoint, token=False).dataset_info(
-                dataset.repository, revision=dataset.revision, files_metadata=True, timeout=retry.timeout, token=False
-            )
-            break
-        except Exception as error:  # huggingface_hub has changed its HTTP library, and its exceptions, twice
-            failures += 1
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            if failures >= retry.attempts or not retry.is_retryable(status):
-                raise _request_error(dataset, endpoint, status, error) from error
-            retry.pause(failures)
+    try:
+        # public data sets need no token
+        info = HfApi(endpoint=endpoint, token=False).dataset_info(
+            dataset.repository, revision=dataset.revision, files_metadata=True, timeout=TIMEOUT_SECONDS, token=False
+        )
+    except Exception as error:  # huggingface_hub has changed its HTTP library, and its exceptions, twice
+        raise _request_error(dataset, endpoint, error) from error
     files = sorted((file.rfilename, file.size, file.lfs.sha256 if file.lfs else None) for file in info.siblings or ())
     return FetchPlan(dataset, endpoint, info.sha or dataset.revision, _choose_files(dataset, files))
 
@@ -103,49 +95,36 @@ def fetch(
     folder: Path | str | None = None,
     *,
     endpoint: str | None = None,
-    progress: ProgressCallback | None = None,
     planned: FetchPlan | None = None,
-    retry: Retry | None = None,
 ) -> Path:
-    """Fetch a data set and return its folder.
+    """Fetch a data set and return its folder; huggingface_hub shows the progress.
 
-    Files are collected in FOLDER.partial, where an interrupted fetch continues. The folder is renamed when it is
-    complete. The size and SHA-256 of every file are checked against the Hub's; a damaged file is fetched once more.
+    Files are collected in FOLDER.partial, where an interrupted fetch continues with the file that was interrupted. The
+    folder is renamed when it is complete. The SHA-256 of every file is compared with the Hub's.
 
     Args:
         dataset: the data set.
         folder: the folder to create; by default the one where streams expect the data set.
         endpoint: the Hub's address; by default $HF_ENDPOINT, or huggingface.co.
-        progress: called with the number of bytes that have arrived and their total number.
         planned: the result of `plan_fetch`, to avoid another request.
-        retry: how often to retry, and how long to wait.
     """
     folder = Path(folder).expanduser() if folder else default_folder(dataset.name)
     if is_fetched(dataset, folder):
         return folder
-    planned = planned or plan_fetch(dataset, endpoint=endpoint, retry=retry)
+    planned = planned or plan_fetch(dataset, endpoint)
     partial = folder.with_name(f"{folder.name}.partial")
-    report = throttled(progress)
     with _locked(partial) as manifest:
         if is_fetched(dataset, folder):  # another process was faster
             shutil.rmtree(partial)
             return folder
-        total, offset = planned.bytes, 0
-        missing = total - sum(path.stat().st_size for path in partial.rglob("*.parquet"))
+        missing = planned.bytes - sum(path.stat().st_size for path in partial.glob("data/*.parquet"))
         if missing > (free := shutil.disk_usage(partial).free):
             sizes = f"takes {missing / 1e6:,.0f} MB more and {partial} has {free / 1e6:,.0f} MB"
             raise MooringError(f"{dataset.name} {sizes}: make room")
-
-        def report_bytes(done: int) -> None:
-            report(f"fetching {dataset.name}", offset + done, total)
-
         for file in planned.files:
-            url = hf_hub_url(
-                dataset.repository, file.path, repo_type="dataset", revision=planned.commit, endpoint=planned.endpoint
-            )
-            target = partial / file.local
-            download(url, target, size=file.size, sha256=file.sha256, retry=retry or Retry(), report=report_bytes)
-            offset += file.size
+            if not (partial / file.local).exists():
+                _fetch_file(planned, file, partial)
+        shutil.rmtree(partial / "hub", ignore_errors=True)
         entries = {file.local: {"path": file.path, "bytes": file.size, "sha256": file.sha256} for file in planned.files}
         contents = {"name": dataset.name, "repository": dataset.repository, "commit": planned.commit, "files": entries}
         json.dump(contents, manifest, indent=1)
@@ -156,6 +135,31 @@ def fetch(
         except OSError as error:
             raise MooringError(f"cannot rename {partial} to {folder} ({error.strerror}): rename it yourself") from error
     return folder
+
+
+def _fetch_file(planned: FetchPlan, file: RemoteFile, partial: Path) -> None:
+    """Download a file, check it, and move it to its place, where only whole files are."""
+    try:
+        arrived = hf_hub_download(
+            planned.dataset.repository,
+            file.path,
+            repo_type="dataset",
+            revision=planned.commit,
+            local_dir=partial / "hub",
+            endpoint=planned.endpoint,
+            token=False,
+        )
+    except Exception as error:  # of several HTTP libraries, and of the disk
+        raise _request_error(planned.dataset, planned.endpoint, error) from error
+    with open(arrived, "rb") as opened:
+        digest = hashlib.sha256()
+        while block := opened.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != file.sha256:
+        os.unlink(arrived)
+        raise MooringError(f"{file.path} arrived damaged (its SHA-256 is not {file.sha256[:12]}…): fetch it again")
+    (partial / file.local).parent.mkdir(exist_ok=True)
+    os.replace(arrived, partial / file.local)
 
 
 def _choose_files(dataset: NamedDataset, files: list[tuple[str, int | None, str | None]]) -> tuple[RemoteFile, ...]:
@@ -176,15 +180,19 @@ def _choose_files(dataset: NamedDataset, files: list[tuple[str, int | None, str 
     return tuple(chosen)
 
 
-def _request_error(dataset: NamedDataset, endpoint: str, status: int | None, error: Exception) -> MooringError:
+def _request_error(dataset: NamedDataset, endpoint: str, error: Exception) -> MooringError:
+    """Return what a failed request means, in one line."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return MooringError(f"cannot fetch {dataset.name}: HF_HUB_OFFLINE is set")
+    responses = (getattr(cause, "response", None) for cause in (error, error.__cause__))  # one may wrap another
+    status = next((response.status_code for response in responses if response is not None), None)
     if status in (401, 403, 404):
         revision = f"{dataset.repository} at {dataset.revision[:7]}"
         return MooringError(f"{endpoint} does not have {revision} (HTTP {status}): it has moved, please report it")
     if status is not None:
         return MooringError(f"{endpoint} answers with HTTP {status}: try again later")
-    return MooringError(f"cannot reach {endpoint} ({type(error).__name__}): check the network, or set HF_ENDPOINT")
+    reason = f"{type(error).__name__}: {first_line(error)[:120]}"
+    return MooringError(f"cannot fetch from {endpoint} ({reason}): check network and disk, or set HF_ENDPOINT")
 
 
 @contextmanager
