@@ -1,0 +1,1 @@
+"""Small problems of fine-tuning for the gauntlet: an old task that a network knows, and new tasks to learn."""
