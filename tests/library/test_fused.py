@@ -11,7 +11,13 @@ import mooring.backends.step_kernels
 import mooring.state.offload
 import mooring.step
 from mooring import EWC, MAS, SI, Balanced, Interpolation, Penalty, Proximal, Random, RWalk, Uniform
-from mooring.backends.kernels.multi_tensor import Layout, MultiTensorKernel, memory_format, multi_tensor_source
+from mooring.backends.kernels.multi_tensor import (
+    Layout,
+    MultiTensorKernel,
+    memory_format,
+    multi_tensor_source,
+    trace_parameter,
+)
 from mooring.rules import Blend, Budget, Importance, ParameterPull, Pull
 from mooring.testing import CASES, Case
 
@@ -52,7 +58,7 @@ class Rules:
     runs = 0
 
     def __init__(self, rule, tensors, numbers, wide) -> None:
-        multi_tensor_source(rule, tensors, numbers, wide)  # refuses what cannot be written
+        trace_parameter(rule, tensors, numbers, wide)  # refuses what cannot be written
         self.rule, self.numbers, self.wide, self.names = rule, numbers, wide, list(tensors)
 
     def __call__(self, layout: Places, numbers: dict[str, list[float]]) -> None:
@@ -172,7 +178,8 @@ def test_a_kernel_finds_the_numbers_of_a_block():
     def rule(terms):
         terms["theta"].mul_(terms["high"])
 
-    text = multi_tensor_source(rule, {"theta": torch.ones(6, 64), "high": torch.ones(6, 2)}, [], torch.float32)
+    terms = {"theta": torch.ones(6, 64), "high": torch.ones(6, 2)}
+    text = multi_tensor_source(trace_parameter(rule, terms, [], torch.float32), terms, [], torch.float32)
     assert "x_high = tl.load(p_high + at // 32).to(tl.float32)" in text
     assert "x_theta = tl.load(p_theta + at).to(tl.float32)" in text
 
@@ -292,7 +299,8 @@ def test_what_a_rule_does_not_read_is_not_fetched_and_tails_are_masked():
         terms["theta"].lerp_(terms["anchor"], terms["rate"])
 
     tensors = {"theta": torch.ones(5, dtype=torch.bfloat16), "anchor": torch.ones(5), "g": torch.ones(5)}
-    text = multi_tensor_source(rule, tensors, ["rate"], torch.float32)
+    traced = trace_parameter(rule, tensors, ["rate"], torch.float32)
+    text = multi_tensor_source(traced, tensors, ["rate"], torch.float32)
     assert "p_g" not in text
     assert "x_theta = tl.load(p_theta + at).to(tl.float32)" in text
     assert "x_theta = tl.load(p_theta + at, mask=at < count, other=0).to(tl.float32)" in text

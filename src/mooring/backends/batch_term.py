@@ -28,10 +28,6 @@ class BudgetTerm(ABC):
         return self.state.parameter
 
     @abstractmethod
-    def tensors(self) -> State:
-        """Return the tensors that `spent_rule` reads."""
-
-    @abstractmethod
     def spent(self, mu: Number) -> Tensor:
         """Return `spent_at` of all parameters, (2,) or (2, runs)."""
 

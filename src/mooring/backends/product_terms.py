@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mooring.backends.batch_term import BatchTerm
-from mooring.backends.eigen import eigen
-from mooring.backends.product_stack import ProductStack, stack_key
+from mooring.backends.product_stack import ProductStack, eigen, stack_key
 from mooring.curvature.product import Eigen, retreat
 from mooring.curvature.product_factors import ProductFactors
 from mooring.rules.pull import Number, ParameterPull

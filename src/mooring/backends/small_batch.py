@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mooring.backends.batch_term import BudgetTerm
-from mooring.rules import State
 from mooring.rules.budget import Budget, spent_at
 from mooring.rules.pull import Number
 from mooring.state import offload
@@ -46,10 +45,6 @@ class SmallBatch(BudgetTerm):
         """Read the parameters: compute their displacements."""
         thetas, anchors = ([getattr(s, name) for s in self.states] for name in ("theta", "anchor"))
         self.d = torch.cat([d.view(-1) for d in torch._foreach_sub(thetas, anchors)])
-
-    def tensors(self) -> State:
-        """Return the displacement and its curvature."""
-        return {"d": self.d, "previous": self.previous}
 
     def spent(self, mu: Number) -> Tensor:
         """Return `spent_at` of all parameters, (2,)."""

@@ -44,10 +44,6 @@ class Observation:
         """Whether nothing was counted."""
         return isinstance(self.samples, int) and self.samples == 0
 
-    def of(self, parameter: Tensor) -> Tensor | None:
-        """Return the probe's gradient of a parameter; None if the outputs do not depend on it."""
-        return self.gradients.get(parameter)
-
     def add(self, other: "Observation") -> None:
         """Add another forward pass; both are sums over samples."""
         samples = other.samples

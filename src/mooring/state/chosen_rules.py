@@ -25,7 +25,7 @@ from mooring.rules import (
 )
 from mooring.rules.merges import Merge
 from mooring.state.memory import Memory
-from mooring.state.norm_statistics import BUFFERS, default_buffers
+from mooring.state.norm_statistics import BUFFERS
 
 DEFAULT_NATS = 0.1
 """Default budget with a reference: its loss may rise by a tenth of a nat."""
@@ -216,7 +216,7 @@ def choose_rules(
         raise unknown("adapters", adapters, ["product", "parameters"])
     held = Product() if adapters == "product" else adapters
     merge = merges.resolve(merge or ("sum" if is_budget else "average"))
-    return Rules(importance, pull, merge, buffers or default_buffers(reference=reference), named, held)
+    return Rules(importance, pull, merge, buffers or ("frozen" if reference else "follow"), named, held)
 
 
 def parse_rule(text: str) -> Any:

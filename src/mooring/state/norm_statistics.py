@@ -15,16 +15,6 @@ BUFFERS = ("follow", "frozen")
 """The options of `buffers`."""
 
 
-def default_buffers(*, reference: bool) -> str:
-    """Return what becomes of statistics if `buffers` is not given: with a reference they are frozen.
-
-    Example:
-        >>> default_buffers(reference=True), default_buffers(reference=False)
-        ('frozen', 'follow')
-    """
-    return "frozen" if reference else "follow"
-
-
 class NormStatistics:
     """The running statistics of the normalization layers that belong to one optimizer, except excluded ones.
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mooring.backends.eigen import eigen
+from mooring.backends.product_stack import eigen
 from mooring.curvature.product import (
     RETREATS,
     anchored_form,

@@ -110,10 +110,10 @@ class MultiTensorKernel:
     def __init__(
         self, rule: Rule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str = ""
     ) -> None:
-        traced = _traced(rule, tensors, numbers, dtype, scalar)
+        traced = trace_parameter(rule, tensors, numbers, dtype, scalar)
         self.numbers = [name for name in numbers if traced.reads(name)]
         self.names = _used(traced, tensors)
-        text = _source(traced, tensors, self.numbers, dtype, scalar)
+        text = multi_tensor_source(traced, tensors, self.numbers, dtype, scalar)
         self.kernel = compile_kernel(text) if "tl.store" in text else None  # a rule may change nothing
 
     def __call__(
@@ -167,24 +167,10 @@ def _blocks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.stack([which, (torch.arange(len(which)) - first) * BLOCK], 1).contiguous().to(device)
 
 
-def multi_tensor_source(
+def trace_parameter(
     rule: Rule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str = ""
-) -> str:
-    """Return the source of a Triton kernel that applies the rule to every parameter in a table.
-
-    Example:
-        >>> def pull(tensors):
-        ...     tensors["theta"].lerp_(tensors["anchor"], tensors["rate"])
-        >>> example = {"theta": torch.ones(5, dtype=torch.bfloat16), "anchor": torch.ones(5)}
-        >>> print(multi_tensor_source(pull, example, ["rate"], torch.float32).splitlines()[0])
-        def rule(table, values, blocks, scalar, T, B: tl.constexpr, ALIGNED: tl.constexpr):
-    """
-    return _source(_traced(rule, tensors, numbers, dtype, scalar), tensors, numbers, dtype, scalar)
-
-
-def _traced(
-    rule: Rule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str
 ) -> TracedRule:
+    """Trace what a rule does to the tensors of a parameter; the arguments are those of `MultiTensorKernel`."""
     scalars = {name: torch.ones((), dtype=dtype) for name in (*numbers, *([scalar] if scalar else []))}
     return trace_rule(rule, example_tensors(tensors, dtype) | scalars)
 
@@ -194,9 +180,10 @@ def _used(traced: TracedRule, tensors: Mapping[str, Tensor]) -> list[str]:
     return [name for name in tensors if traced.reads(name) or name in dict(traced.stores)]
 
 
-def _source(
-    traced: TracedRule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str
+def multi_tensor_source(
+    traced: TracedRule, tensors: Mapping[str, Tensor], numbers: Sequence[str], dtype: torch.dtype, scalar: str = ""
 ) -> str:
+    """Return the source of a Triton kernel that applies a traced rule to every parameter in a table."""
     used = _used(traced, tensors)
     lines = ["pid = tl.program_id(0).to(tl.int64)", *locate_lines("pid", tensors, used)]
     for row, name in enumerate(numbers):
