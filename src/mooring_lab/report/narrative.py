@@ -1,15 +1,12 @@
 """Sentences about a section, computed from its runs: what was compared, and the outcome."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.scenarios import SCENARIOS, scenario_title
-from mooring_lab.model.spec import OPTIONAL_FIELDS, RunSpec
 from mooring_lab.model.winners import JOINT, MIN_SEEDS, surely_better
-from mooring_lab.report.numbers import bounds, fixed, given, printable
+from mooring_lab.report.numbers import bounds, fixed
 from mooring_lab.report.section import Entry, Section
 
 MAX_NAMES = 5
@@ -41,27 +38,15 @@ def listed(names: Sequence[str]) -> str:
 
 
 def compared(section: Section) -> str:
-    """Return one sentence on what was compared."""
-    settings = [entry.row.setting for entry in section.entries]
-    methods = len({setting.method for setting in settings})
+    """Return one sentence on what was compared; the settings are beside it."""
+    methods = len({entry.row.setting.method for entry in section.entries})
     seeds = sorted({result.spec.seed for result in section.results})
-    at = f" at {len(settings)} settings" if len(settings) > methods else ""
+    at = f" at {len(section.entries)} settings" if len(section.entries) > methods else ""
     scenario = section.entries[0].row.scenario
-    epochs = _shared(settings, lambda setting: setting.epochs)
-    parts = [
-        f"{pluralize(methods, 'method')}{at} on {pluralize(section.tasks, 'task')}",
-        f"{scenario_title(scenario)} ({SCENARIOS[scenario]})",
-        f"{pluralize(len(seeds), 'seed')} ({ranges(seeds)})",
-        f"network {_shared(settings, lambda setting: printable(setting.network, 60))}",
-        f"{epochs} epoch{'' if epochs == '1' else 's'} a task",
-        f"batches of {_shared(settings, lambda setting: setting.batch)}",
-        f"learning rate {_shared(settings, lambda setting: setting.lr)}",
-        f"computed in {_shared(settings, lambda setting: setting.dtype)}",
-        *_unusual(settings, "optimizer"),
-        *_unusual(settings, "schedule"),
-        *_buffers(settings),
-    ]
-    return ", ".join(parts) + "."
+    return (
+        f"{pluralize(methods, 'method')}{at} on {pluralize(section.tasks, 'task')}, {scenario_title(scenario)} "
+        f"({SCENARIOS[scenario]}), {pluralize(len(seeds), 'seed')} ({ranges(seeds)})."
+    )
 
 
 def outcome(section: Section) -> list[str]:
@@ -183,22 +168,3 @@ def _accuracy(section: Section, method: str) -> float | None:
 
 def _named(entry: Entry) -> str:
     return f"{entry.method} ({entry.detail})" if entry.detail else entry.method
-
-
-def _buffers(settings: Sequence[RunSpec]) -> list[str]:
-    """Return what became of normalization statistics with the methods that can hold them; nothing if none did."""
-    holding = {setting.method for setting in settings if setting.buffers != "follow"}
-    modes = _shared([setting for setting in settings if setting.method in holding], lambda setting: setting.buffers)
-    return [f"buffers {modes} (normalization statistics, of methods with an importance)"] if holding else []
-
-
-def _unusual(settings: Sequence[RunSpec], name: str) -> list[str]:
-    """Return an optional field with its values; nothing if all have its default."""
-    values = _shared(settings, attrgetter(name))
-    return [f"{name} {values}"] if values != OPTIONAL_FIELDS[name] else []
-
-
-def _shared(settings: Sequence[RunSpec], of: Callable[[RunSpec], Any]) -> str:
-    """Return the common value of the settings, or all their values."""
-    values = sorted({of(setting) for setting in settings})
-    return ", ".join(given(value) if isinstance(value, float) else str(value) for value in values)

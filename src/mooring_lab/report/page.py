@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from itertools import compress
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -105,16 +104,14 @@ def _provenance(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _settings(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return the values that all settings share, and a table of the others."""
+    """Return the settings that all entries share, without those that are not used, and a table of the others."""
     names = [*dict.fromkeys(name for entry in entries for name in entry.row.setting.to_json() if name != "seed")]
-    rows = [[_value(getattr(entry.row.setting, name)) for name in names] for entry in entries]
-    columns = zip(names, zip(*rows, strict=True), strict=True)
-    varies = [len(set(column)) > 1 or name == "method" for name, column in columns]
-    different = [list(compress(row, varies)) for row in rows]
-    for row, entry in zip(different, entries, strict=True):
-        row.append(ranges(result.spec.seed for result in entry.row.results))
-    shared = [(name, value) for name, value, varying in zip(names, rows[0], varies, strict=True) if not varying]
-    return {"shared": shared, "names": [*compress(names, varies), "seeds"], "rows": different}
+    values = {name: [_value(getattr(entry.row.setting, name)) for entry in entries] for name in names}
+    varying = [name for name in names if len(set(values[name])) > 1 or name in ("method", "data")]
+    shared = [(name, values[name][0]) for name in names if name not in varying and values[name][0] != "none"]
+    seeds = [ranges(result.spec.seed for result in entry.row.results) for entry in entries]
+    rows = list(zip(*(values[name] for name in varying), seeds, strict=True))
+    return {"shared": [pair for pair in shared if pair[0] != "stream"], "names": [*varying, "seeds"], "rows": rows}
 
 
 def _value(value: object) -> str:

@@ -28,15 +28,6 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Strip:
-    """An interval drawn as a bar: the positions of its ends and its mean, in percent of the width."""
-
-    low: float
-    mean: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Cell:
     """A cell: its text, the value to sort by (None comes last in both orders), and its style."""
 
@@ -45,7 +36,6 @@ class Cell:
     note: str = ""
     strong: bool = False
     colour: str = ""
-    strip: Strip | None = None
 
 
 @dataclass(frozen=True)
@@ -73,10 +63,8 @@ def comparison(section: Section) -> PageTable:
         names = {entry.row.setting.method: entry.row.name for entry in section.entries}
         name = names.get(section.baseline, without_version(section.baseline))
         columns.insert(5, Column(f"vs {printable(name, 30)}", "accuracy minus the baseline's, seed by seed", "points"))
-    ends = [end for entry in section.entries for end in _ends(entry.row.metrics.get("accuracy"))]
-    scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
     ranked = sorted(section.entries, key=lambda entry: (math.isnan(entry.accuracy), -entry.accuracy))
-    table = PageTable(columns, [_comparison_row(entry, section, scale) for entry in ranked])
+    table = PageTable(columns, [_comparison_row(entry, section) for entry in ranked])
     # The learning rate is in the sentence above the table if there is one only, and so is that all runs finished.
     same_lr = len({entry.row.setting.lr for entry in section.entries}) == 1
     all_finished = not any(entry.row.unfinished for entry in section.entries)
@@ -129,20 +117,19 @@ def unfinished(section: Section) -> list[dict[str, Any]]:
     ]
 
 
-def _comparison_row(entry: Entry, section: Section, scale: tuple[float, float]) -> list[Cell]:
+def _comparison_row(entry: Entry, section: Section) -> list[Cell]:
     row = entry.row
     metrics = {name: row.metrics.get(name) for name in DEFINITIONS}
     finished = len(row.results) - len(row.unfinished)
     others = [part for part in entry.detail.split(", ") if part and not part.startswith(("strength ", "lr "))]
     accuracy = metrics["accuracy"]
     low = None if accuracy is None or math.isnan(accuracy.low) else accuracy.low
-    strip = None if accuracy is None or low is None else _strip(accuracy, scale)
     cells = [
         Cell(entry.method, entry.method, note=", ".join(others), colour=entry.family.colour),
         _number(row.setting.strength, given(row.setting.strength)),
         _number(row.setting.lr, given(row.setting.lr)),
         _metric(accuracy),
-        Cell("" if low is not None else MISSING, low, bounds(accuracy) if low is not None else "", strip=strip),
+        Cell(bounds(accuracy), low),
         *(_metric(metrics[name]) for name in OTHER_METRICS),
         Cell(f"{finished}" if finished == len(row.results) else f"{finished} of {len(row.results)}", finished),
         Cell(row.verdict or "finished", row.verdict or "finished", strong=bool(row.verdict)),
@@ -195,14 +182,3 @@ def _number(value: float | None, text: str, strong: bool = False) -> Cell:
 
 def _number_first(value: float) -> float:
     return -math.inf if math.isnan(value) else value
-
-
-def _ends(interval: Interval | None) -> list[float]:
-    if interval is None:
-        return []
-    return [value for value in (interval.low, interval.mean, interval.high) if not math.isnan(value)]
-
-
-def _strip(interval: Interval, scale: tuple[float, float]) -> Strip:
-    ends, width = _ends(interval), scale[1] - scale[0] or 1.0
-    return Strip(*(round(100 * (value - scale[0]) / width, 2) for value in (ends[0], interval.mean, ends[-1])))

@@ -9,7 +9,7 @@ from laboratory.report import synthetic
 from mooring_lab.methods import METHODS
 from mooring_lab.report import layer_figures, matrices
 from mooring_lab.report.families import FAMILIES, family_of, point_styles
-from mooring_lab.report.narrative import compared, outcome
+from mooring_lab.report.narrative import outcome
 from mooring_lab.report.picture import render_drawing
 from mooring_lab.report.section import mean_over_seeds, sections
 from mooring_lab.report.style import figure_style
@@ -57,31 +57,6 @@ def test_best_method_needs_three_seeds_and_paired_differences_that_exclude_zero(
     assert verdict in text
     assert text.startswith("The best method" if "was er" in verdict else "The method with the highest mean was er: ")
     assert ("best method was" in text) == ("was er" in verdict)
-
-
-def test_sentence_on_what_was_compared_says_what_became_of_buffers():
-    plain, frozen, free = (
-        synthetic.run("plain", 0),
-        synthetic.run("ewc", 0, buffers="frozen"),
-        synthetic.run("ewc", 0, buffers="follow"),
-    )
-    meaning = "(normalization statistics, of methods with an importance)"
-    assert f", buffers frozen {meaning}." in compared(sections([plain, frozen], None)[0])
-    assert f", buffers follow, frozen {meaning}." in compared(sections([plain, frozen, free], None)[0])
-    assert "buffers" not in compared(sections([plain, free], None)[0])
-
-
-def test_sentence_on_what_was_compared_names_an_unusual_optimizer_and_schedule():
-    usual, other = synthetic.run("plain", 0), synthetic.run("plain", 0, optimizer="adamw", schedule="cosine")
-    assert ", optimizer adamw, schedule cosine." in compared(sections([other], None)[0])
-    assert ", optimizer adamw, sgd, schedule constant, cosine." in compared(sections([usual, other], None)[0])
-    assert "optimizer" not in compared(sections([usual], None)[0])
-
-
-@pytest.mark.parametrize(("epochs", "said"), [((1,), "1 epoch a task"), ((1, 2), "1, 2 epochs a task")])
-def test_sentence_on_what_was_compared_has_one_epoch_in_the_singular(epochs, said):
-    runs = [synthetic.run("plain", 0, epochs=count) for count in epochs]
-    assert f", {said}, " in compared(sections(runs, None)[0])
 
 
 def test_rivals_that_may_be_equal_are_counted_and_named():
