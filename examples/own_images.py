@@ -45,8 +45,8 @@ def main() -> None:
         draw_stripes(options.folder)
 
     inspection = inspect_folder(options.folder, size=(options.size, options.size))
-    counts = f"{len(inspection.classes)} classes, {sum(inspection.train)} training images"
-    print(f"{options.folder}: {counts}, {len(inspection.broken)} broken")
+    counts = f"{len(inspection['classes'])} classes, {inspection['train']} training images"
+    print(f"{options.folder}: {counts}, {len(inspection['broken'])} broken")
 
     source = from_folder(options.folder, size=(options.size, options.size), channels=1, skip_broken=True)
     stream = by_class(source, options.per_task)

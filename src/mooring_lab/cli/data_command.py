@@ -15,7 +15,6 @@ from mooring_lab.cli.progress_bar import progress_bar
 from mooring_lab.cli.terminal_tables import format_bytes, print_table
 
 if TYPE_CHECKING:
-    from mooring_lab.streams.inspection import Inspection
     from mooring_lab.streams.named_datasets import NamedDataset
 
 MAX_BROKEN_LINES = 20
@@ -53,28 +52,14 @@ def list_sets(as_json: AsJson = False) -> None:
 @data.command()
 def info(name: SetName, as_json: AsJson = False) -> None:
     """Describe a named image set: classes, tasks, size, source and licence."""
-    from mooring_lab.streams.named_datasets import default_folder, fetched_folder, find_dataset
+    from mooring_lab.streams.named_datasets import find_dataset
 
     named = find_dataset(name)
     if as_json:
         typer.echo(json.dumps(_described(named), indent=1))
         return
-    source = f"{named.repository} on the Hub, revision {named.revision[:7]}" if named.repository else named.homepage
-    rows = [
-        ("name", named.name),
-        ("what", named.description),
-        ("classes", f"{named.classes}, {named.per_task} in a task: {named.tasks} tasks"),
-        ("images", f"about {named.train:,} for training, {named.test:,} for testing"),
-        ("size", f"about {format_bytes(named.bytes)} to fetch"),
-        ("source", source),
-        ("homepage", named.homepage),
-        ("licence", named.licence),
-        ("note", named.note),
-        ("get it", named.manual_steps or f"mooring data fetch {named.name}"),
-        ("where", str(fetched_folder(named) or f"not fetched; it would go to {default_folder(named.name)}")),
-    ]
-    for key, value in rows:
-        typer.echo(f"{key + ':':<10}{value}")
+    for key, value in _described(named).items():
+        typer.echo(f"{key + ':':<13}{value if value is not None else '-'}")
 
 
 @data.command()
@@ -121,10 +106,10 @@ def check(
         left_out = tuple(leave_out or ())
         inspection = inspect_folder(path, label=label, leave_out=left_out, size=(size, size), progress=report)
     if as_json:
-        typer.echo(json.dumps(inspection.to_json(), indent=1))
+        typer.echo(json.dumps(inspection, indent=1))
     else:
         _print_inspection(inspection, size)
-    if inspection.broken and not skip_broken:
+    if inspection["broken"] and not skip_broken:
         raise typer.Exit(1)
 
 
@@ -146,33 +131,32 @@ def _print_folder(named: NamedDataset, folder: Path, as_json: bool) -> None:
     typer.echo(json.dumps({"name": named.name, "folder": str(folder)}) if as_json else f"{named.name} is in {folder}")
 
 
-def _print_inspection(inspection: Inspection, size: int) -> None:
-    smallest, largest = inspection.smallest, inspection.largest
-    typer.echo(f"{inspection.folder}: {'Parquet files' if inspection.layout == 'parquet' else 'class folders'}")
-    counts = (("train", inspection.train), ("test", inspection.test))
-    print_table(("split", "images"), [(split, f"{sum(images):,}") for split, images in counts])
-    extremes = f"from {smallest[1]:,} ({smallest[0]}) to {largest[1]:,} ({largest[0]}) training images"
-    typer.echo(f"{len(inspection.classes)} classes, {extremes}")
-    if inspection.sizes:
-        (low, high), count = (inspection.sizes[0], inspection.sizes[-1]), len(inspection.sizes)
-        sizes = f"{count} sizes from {low[1]}x{low[0]} to {high[1]}x{high[0]}" if count > 1 else f"{low[1]}x{low[0]}"
-        typer.echo(f"images are {sizes} pixels, and are resized to {size}x{size}")
-    typer.echo(f"classes in a task: {', '.join(map(str, inspection.per_task))}")
-    for name, train, test in zip(inspection.classes, inspection.train, inspection.test, strict=True):
-        if not train or not test:
-            kind, outcome = ("training", "trained") if not train else ("test", "scored")
-            typer.echo(f"class {name} has no {kind} images: it is never {outcome}, and a task of it alone is refused")
-    if inspection.scored not in (None, "test"):
-        typer.echo(f"{inspection.scored}/ is scored: there is no test/")
-    for name in inspection.unused:
+def _print_inspection(inspection: dict[str, Any], size: int) -> None:
+    classes, sizes, broken = inspection["classes"], inspection["sizes"], inspection["broken"]
+    typer.echo(f"{inspection['folder']}: {'Parquet files' if inspection['layout'] == 'parquet' else 'class folders'}")
+    print_table(("split", "images"), [(split, f"{inspection[split]:,}") for split in ("train", "test")])
+    smallest, largest = (pick(classes, key=lambda name: classes[name]["train"]) for pick in (min, max))
+    extremes = " to ".join(f"{classes[name]['train']:,} ({name})" for name in (smallest, largest))
+    typer.echo(f"{len(classes)} classes, from {extremes} training images")
+    if sizes:
+        low, high, count = sizes[0], sizes[-1], len(sizes)
+        shown = f"{count} sizes from {low[1]}x{low[0]} to {high[1]}x{high[0]}" if count > 1 else f"{low[1]}x{low[0]}"
+        typer.echo(f"images are {shown} pixels, and are resized to {size}x{size}")
+    typer.echo(f"classes in a task: {', '.join(map(str, inspection['per_task']))}")
+    for name in inspection["empty"]:
+        kind, outcome = ("test", "scored") if classes[name]["train"] else ("training", "trained")
+        typer.echo(f"class {name} has no {kind} images: it is never {outcome}, and a task of it alone is refused")
+    if inspection["scored"] not in (None, "test"):
+        typer.echo(f"{inspection['scored']}/ is scored: there is no test/")
+    for name in inspection["unused"]:
         typer.echo(f"{name}/ is not used: train/ is trained, and test/, or else val/, is scored")
-    if inspection.deep:
-        typer.echo(f"{inspection.deep:,} images have 16 bits for each pixel, of which 65535 is white")
-    for image in inspection.broken[:MAX_BROKEN_LINES]:
+    if inspection["deep"]:
+        typer.echo(f"{inspection['deep']:,} images have 16 bits for each pixel, of which 65535 is white")
+    for image in broken[:MAX_BROKEN_LINES]:
         typer.echo(f"broken: {image}")
-    if len(inspection.broken) > MAX_BROKEN_LINES:
-        typer.echo(f"and {len(inspection.broken) - MAX_BROKEN_LINES:,} more: --json names all")
-    typer.echo(f"{len(inspection.broken):,} broken images" if inspection.broken else "every image can be read")
+    if len(broken) > MAX_BROKEN_LINES:
+        typer.echo(f"and {len(broken) - MAX_BROKEN_LINES:,} more: --json names all")
+    typer.echo(f"{len(broken):,} broken images" if broken else "every image can be read")
 
 
 def _described(named: NamedDataset) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class TrainingFlags:
     network: Annotated[str | None, option("The network: mlp, cnn6, resnet18-third, or package.module:function.")] = None
     epochs: Annotated[int | None, option("Epochs per task.")] = None
     batch: Annotated[int | None, option("Samples per batch.")] = None
-    optimizer: Annotated[str | None, option("The optimizer, which starts anew in each task: sgd or adamw.")] = None
+    optimizer: Annotated[str | None, option("The optimizer, which starts again in each task: sgd or adamw.")] = None
     schedule: Annotated[str | None, option(SCHEDULE_HELP, metavar="NAME")] = None
     momentum: Annotated[float | None, option("Momentum of SGD, or first beta of AdamW; 0.9 by default.")] = None
     weight_decay: Annotated[float | None, option("Weight decay; 0 by default, also with AdamW.")] = None

@@ -46,7 +46,7 @@ class RunSpec:
         shifts: the largest random shift of each training image, in pixels, in both directions; black comes in.
         buffers: running statistics of normalization layers from the second task on: "follow" the data, and are merged
             by methods that merge weights at the end of a task; or "frozen" layers use and do not change them.
-        optimizer: "sgd" or "adamw", with torch's defaults for what is not named above. It starts anew in each task.
+        optimizer: "sgd" or "adamw", with torch's defaults for what is not named above. It starts again in each task.
 
     Example:
         >>> spec = RunSpec(stream="digits", data="0", method="plain", seed=0)
