@@ -5,7 +5,7 @@ the force of a penalty. After it, the importance is updated, the pull is applied
 due. The formulas are in `mooring.rules`, and `mooring.backends.eager` applies them to tensors.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, Protocol
 
@@ -44,10 +44,11 @@ from mooring.observe.factor_accumulation import accumulate_factors
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import Observation, OutputObserver
 from mooring.rules import Budget, GradientPull, ParameterPull, Pull
-from mooring.rules.pull import learning_rate
+from mooring.rules.pull import Number, learning_rate
 from mooring.state.consolidation import layer_scales
 from mooring.state.mooring_state import MooringState
 from mooring.state.norm_statistics import NormStatistics
+from mooring.state.parameter_state import ParameterState
 from mooring.state.selection import layer_of
 
 
@@ -308,14 +309,14 @@ class TrainingStep:
                 updates, state = group.updates is None or group.updates[index], group.states[index]
                 tensors = step_tensors(group, index, self._before, probes, pulls=pulls, needs_anchor=needs_anchor)
                 numbers = {"lr": group.rates[index], "count": state.count, "samples": samples}
-                rule = self._step_rule(updates=self.accumulates and updates, pulls=pulls)
+                rule = self._step_rule(pulls=pulls, updates=self.accumulates and updates)
                 run_in_chunks(rule, tensors, numbers, state.compute_dtype)
 
     def apply_pull(self, steps: ParameterSteps) -> None:
         """Apply a pull that reads more than one parameter: with balanced scores, on products, or within a budget."""
         if isinstance(self.pull, ParameterPull):
             if self._balances:
-                self._pull_balanced(steps)
+                self._pull_states(steps.states, steps.rates)
             if self.states.products.by_b:
                 self._pull_products(self.pull, steps)
         elif self.budget:
@@ -326,15 +327,16 @@ class TrainingStep:
         if self.meter:
             self.meter.after_step()
 
-    def _pull_balanced(self, steps: ParameterSteps) -> None:
-        """Pull with the scores of each layer rescaled."""
-        scales = layer_scales(self.states.records.values(), self.importance)
-        rule, needs_anchor = self._step_rule(updates=False, pulls=True), self.importance.needs_anchor
-        own = self._before, self._observation.gradients
-        for group in self._with_anchors(steps):
-            for index, state in enumerate(group.states):
-                numbers = {"lr": group.rates[index], "layer_scale": scales[layer_of(state.name)]}
-                tensors = step_tensors(group, index, *own, pulls=True, needs_anchor=needs_anchor)
+    def _pull_states(self, states: list[ParameterState], rates: Sequence[Number]) -> None:
+        """Pull parameters whose importance is complete, with the scores of each layer rescaled if they are balanced."""
+        scales, rule = layer_scales(self.states.records.values(), self.importance), self._step_rule(pulls=True)
+        for indices in self._staged(states):
+            for state, rate in ((states[index], rates[index]) for index in indices):
+                tensors, numbers = state.pull_tensors(), {"lr": rate}
+                if "current" in state.importance_state:
+                    tensors["state_current"] = state.importance_state["current"]
+                if scales:
+                    numbers["layer_scale"] = scales[layer_of(state.name)]
                 run_in_chunks(rule, tensors, numbers, state.compute_dtype)
 
     def _pull_products(self, pull: ParameterPull, steps: ParameterSteps) -> None:
@@ -350,25 +352,15 @@ class TrainingStep:
     def end_task(self) -> None:
         """Apply a pull that acts once per task, or a budget's that is not due, to parameters that had a gradient."""
         if self.budget and self.states.tasks and self.states.steps % self.budget.budget.every:
-            moved = [p for p, state in self.states.records.items() if state.count and p.requires_grad]
-            self.budget.apply_pull(self.states.records.values(), moved, self.states.tasks)
+            trained = [p for p, state in self.states.records.items() if state.count and p.requires_grad]
+            self.budget.apply_pull(self.states.records.values(), trained, self.states.tasks)
         if not (self.states.tasks and isinstance(self.pull, ParameterPull) and self.pull.every == "task"):
             return
-        scales = layer_scales(self.states.records.values(), self.importance)
         groups = self.states.optimizer.param_groups
         rates = {p: learning_rate(group, self._collector.rate_reader) for group in groups for p in group["params"]}
-        rule = self._step_rule(updates=False, pulls=True)
-        states, offload = list(self.states.records.values()), self.states.offload
-        for indices in offload.groups(states) if offload else [range(len(states))]:
-            for state in (states[index] for index in indices):
-                if not state.count or state.previous is None or state.parameter not in rates:
-                    continue
-                tensors, numbers = state.pull_tensors(), {"lr": rates[state.parameter]}
-                if "current" in state.importance_state:
-                    tensors["state_current"] = state.importance_state["current"]
-                if scales:
-                    numbers["layer_scale"] = scales[layer_of(state.name)]
-                run_in_chunks(rule, tensors, numbers, state.compute_dtype)
+        known = (s for s in self.states.records.values() if s.count and s.previous is not None)
+        moved = [state for state in known if state.parameter in rates]
+        self._pull_states(moved, [rates[state.parameter] for state in moved])
         for statistics, anchor in self.norms.to_merge():
             merge_statistics(self.pull, statistics, anchor, self.states.tasks, next(iter(rates.values()), 1.0))
 
@@ -439,17 +431,17 @@ class TrainingStep:
             value = loss.detach().mean().item()
             raise NonFiniteError(f"the loss is {value}; nothing was changed: lower the learning rate or the strength")
 
-    def _step_rule(self, *, updates: bool, pulls: bool) -> Rule:
+    def _step_rule(self, *, pulls: bool, updates: bool = False) -> Rule:
         pull = self.pull if pulls and isinstance(self.pull, ParameterPull) else None
         return step_rule(self.importance, pull, updates=updates)
 
     def _with_anchors(self, steps: ParameterSteps) -> Iterator[ParameterSteps]:
         """Yield the steps in groups whose anchors are on the device: all at once unless anchors are offloaded."""
-        if self.states.offload is None:
-            yield steps
-            return
-        for indices in self.states.offload.groups(steps.states):
-            yield steps.chosen(indices)
+        yield from map(steps.chosen, self._staged(steps.states))
+
+    def _staged(self, states: list[ParameterState]) -> Iterable[Sequence[int]]:
+        """Return the indices of states, in groups whose anchors are on the device."""
+        return self.states.offload.groups(states) if self.states.offload else [range(len(states))]
 
 
 def _copy_parameters(steps: ParameterSteps) -> dict[Tensor, Tensor]:

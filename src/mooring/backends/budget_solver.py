@@ -1,6 +1,6 @@
 """Keeps a budget over a whole model: solves for the multiplier of all parameters, and pulls."""
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -104,7 +104,7 @@ class BudgetSolver:
         # mu is where anchors are kept: waiting for an answer costs less than copying anchors once more
         mu = self.mu.to(free[0].state.anchor.device)
         if fixed:
-            allowed = (allowed - self._energy(fixed)).clamp(min=0).to(mu.device)
+            allowed = (allowed - self._sum(fixed, lambda term: term.energy())).clamp(min=0).to(mu.device)
         products = [term for term in free if isinstance(term, ProductTerm)]
         allowed = _besides_residuals(products, allowed)
         if (kernels := self._kernels(free)) is not None:
@@ -112,7 +112,11 @@ class BudgetSolver:
             if not fixed:
                 self.plan = _Plan(key, kernels, products, [state for state in states if is_product(state)])
             return
-        self.mu = budget_solved(lambda mu, done: self._spent(free, mu), allowed, mu)
+
+        def spent(mu: Tensor, done: Tensor) -> Tensor:
+            return self._sum(free, lambda term: term.spent(mu)).to(mu.device)
+
+        self.mu = budget_solved(spent, allowed, mu)
         if self.mu.device.type != "cpu" or bool(self.mu):
             for term in self._staged(free):
                 term.apply_pull(self.budget, self.mu)
@@ -148,22 +152,13 @@ class BudgetSolver:
         for indices in self.offload.groups([term.state for term in terms]):
             yield from (terms[index] for index in indices)
 
-    def _spent(self, terms: Sequence[BudgetTerm], mu: Number) -> Tensor:
-        """Return what all terms spend at mu, on the device of mu."""
-        spent, parameters = [], []
+    def _sum(self, terms: Sequence[BudgetTerm], value: Callable[[BudgetTerm], Tensor]) -> Tensor:
+        """Return the sum of a value of all terms, such as what they spend, over all ranks."""
+        values, parameters = [], []
         for term in self._staged(terms):
-            spent.append(term.spent(mu))
+            values.append(value(term))
             parameters.append(term.placed_like)
-        total = torch.stack(reduce_over_shards(spent, parameters)).sum(0)
-        return total.to(mu.device) if isinstance(mu, Tensor) else total
-
-    def _energy(self, terms: Sequence[BudgetTerm]) -> Tensor:
-        """Return what all terms spend without a pull."""
-        spent, parameters = [], []
-        for term in self._staged(terms):
-            spent.append(term.energy())
-            parameters.append(term.placed_like)
-        return torch.stack(reduce_over_shards(spent, parameters)).sum(0)
+        return torch.stack(reduce_over_shards(values, parameters)).sum(0)
 
     def _kernels(self, terms: Sequence[BudgetTerm]) -> BudgetKernels | None:
         """Return kernels for terms if they can do them all; made once until `invalidate`."""
