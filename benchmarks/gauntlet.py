@@ -103,11 +103,11 @@ class StoredRows:
 def missing_work(
     cells: Sequence[GauntletCell], stored: StoredRows, methods: Sequence[str], seeds: int, steps: int | None
 ) -> list[CellWork]:
-    """Return what has no rows yet; cells of one problem follow each other, because they share a trained network."""
+    """Return what has no rows yet, seed by seed, in the order of the design."""
     known = {(row["cell"], row["method"], row["seed"]) for row in stored.read()}
     wanted = []
     for seed in range(seeds):
-        for cell in sorted(cells, key=lambda cell: cell.problem):
+        for cell in cells:
             left = tuple(method for method in methods if (cell.text, method, seed) not in known)
             if left:
                 wanted.append(CellWork(cell, seed, left, stored.rates.get(rate_key(cell)), steps))

@@ -63,7 +63,7 @@ class Prepared:
     fresh: Tensor
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def prepared(name: str, seed: int) -> Prepared:
     """Return a problem of one seed; the old task is trained before."""
     problem = PROBLEMS[name]
@@ -164,7 +164,7 @@ class CellRun:
         self.stored = [old[: cell.reference]]
         self.moor: Any = None
         self.texts: dict[str, list[str]] = {"training": [], "end": []}
-        self.seconds = 0.0
+        self.seconds = self.seconds_at_end = 0.0
         self.tasks: list[Row] = []
 
     def row(self) -> Row:
@@ -174,7 +174,7 @@ class CellRun:
             for task in range(1, self.cell.tasks + 1):
                 self.tasks.append(self.learn(task))
         except MooringError as error:  # such as a loss that is not finite
-            failed = str(error).splitlines()[0]
+            failed = str(error)
         scores = [accuracy(self.model, examples, task) for task, examples in enumerate(self.seen)]
         return {
             "cell": self.cell.text,
@@ -188,7 +188,8 @@ class CellRun:
             "held_out": MOST_NATS if failed else _mean([task["held_out"] for task in self.tasks]),
             "gauge": max((task["gauge"] for task in self.tasks if task["gauge"] is not None), default=None),
             "budget": self.budget,
-            "seconds": round(self.seconds, 2),
+            "seconds": round(self.seconds, 3),
+            "seconds_at_end": round(self.seconds_at_end, 3),
             "warnings": self.texts["training"],
             "warnings_at_end": self.texts["end"],
             "failed": failed,
@@ -201,9 +202,9 @@ class CellRun:
         return self.data.test[: self.cell.tasks + 1]
 
     @property
-    def budget(self) -> float:
-        """What may be forgotten, in nats: the default of `attach(reference=...)`."""
-        return 0.03 if self.cell.adapters else 0.1
+    def budget(self) -> float | None:
+        """What may be forgotten, in nats; None without Mooring."""
+        return float(self.moor.pull.nats) if self.moor is not None else None
 
     def learn(self, task: int) -> Row:
         """Train a task, and return what was measured at its end."""
@@ -235,7 +236,7 @@ class CellRun:
             row["gauge_before_end"] = self.moor.measured().nats
             started = time.process_time()
             row["gauge"] = self.finish(task)
-            self.seconds += time.process_time() - started
+            self.seconds_at_end += time.process_time() - started
         self.store(task)
         return {**row, **self.measured(task, before)}
 

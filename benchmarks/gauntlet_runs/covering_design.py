@@ -1,6 +1,7 @@
 """The cells of the gauntlet: a covering design of pairs over problems and the ways to train on them."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, product
@@ -134,11 +135,11 @@ def _worth(
 def _spread(grid: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the same in an order in which problems and optimizers come in turn, so that a part has all of them."""
     left, ordered = list(grid), list[tuple[str, str]]()
-    counts: dict[str, int] = {}
+    problems, optimizers = (len(set(names)) for names in zip(*grid, strict=True))
+    counts = Counter[str]()
     while left:
-        best = min(left, key=lambda pair: (counts.get(pair[0], 0) + counts.get(pair[1], 0) * 14 / 8, left.index(pair)))
+        best = min(left, key=lambda pair: counts[pair[0]] + counts[pair[1]] * problems / optimizers)
         left.remove(best)
         ordered.append(best)
-        for name in best:
-            counts[name] = counts.get(name, 0) + 1
+        counts.update(best)
     return ordered

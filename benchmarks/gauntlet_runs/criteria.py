@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gauntlet_problems.problem_set import PROBLEMS
@@ -30,6 +30,7 @@ class CellResult:
         warned: whether the end of every seed's run of the default that lost by more than ten points has a warning.
         gauge: the largest value on the gauge over the seeds of the default, over the budget.
         budget: in nats.
+        end: the seconds at the end of the default's tasks, in steps of plain training.
     """
 
     cell: GauntletCell
@@ -37,6 +38,7 @@ class CellResult:
     warned: bool
     gauge: float
     budget: float
+    end: float
 
     @property
     def default(self) -> dict[str, float]:
@@ -123,11 +125,13 @@ def results_of(cells: Sequence[GauntletCell], rows: Sequence[Row]) -> list[CellR
         if "plain" not in methods or not any(name.startswith("kl ") for name in methods):
             continue
         gauge = max(row["gauge"] if row["gauge"] is not None else 0.0 for row in defaults) / defaults[0]["budget"]
-        result = CellResult(cell, methods, False, gauge, defaults[0]["budget"])
+        step = methods["plain"]["seconds"] / (cell.length * cell.tasks)
+        end = statistics.fmean(row["seconds_at_end"] for row in defaults) / cell.tasks / max(step, 1e-9)
+        result = CellResult(cell, methods, False, gauge, defaults[0]["budget"], end)
         limit = result.best_peer(result.default["held_out"])[0] - POINTS
         far = [row for row in defaults if row["learned"] < limit]
         warned = bool(far) and all(row["warnings_at_end"] or row["failed"] for row in far)
-        results.append(CellResult(cell, methods, warned, gauge, defaults[0]["budget"]))
+        results.append(replace(result, warned=warned))
     return results
 
 
@@ -158,6 +162,10 @@ def _criteria(results: Sequence[CellResult]) -> str:
     best, name = max((_mean_share(results, name), name) for name in _common(results) if name.startswith("kl "))
     holds = "holds" if own > best else "FAILS"
     lines.append(f"{holds}  share      {own:.3f} of plain's learning within 1.5 budgets; {name} has {best:.3f}")
+    ends = sorted(result.end for result in results)
+    lines.append(
+        f"the end of a task takes {statistics.median(ends):.0f} plain steps in the median cell, {ends[-1]:.0f} at most"
+    )
     return "\n".join(lines)
 
 
