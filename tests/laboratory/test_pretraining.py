@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch.nn.functional import cross_entropy
 
-from laboratory.small import class_stream, spec_for
+from laboratory.small import class_stream, optimizer_by_hand, spec_for
 from mooring.errors import MooringError
 from mooring_lab.fleet.fleet import Fleet
 from mooring_lab.model.order import seeded_generator, task_order
@@ -28,12 +29,10 @@ QUICK = Pretraining(network="mlp", epochs=3, lr=0.05, batch=32, seed=2)
 
 
 def trained_by_hand(stream: Stream, settings: Pretraining) -> torch.nn.Module:
-    """Train with `torch.optim.SGD`; mirror and shift one image at a time."""
+    """Train with torch's optimizer; mirror and shift one image at a time."""
     stream = merge_tasks(stream)
     model = initial_network(settings.network, stream, settings.seed)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+    optimizer = optimizer_by_hand(settings.spec(settings.seed), model.parameters())
     model.train()
     for epoch in range(settings.epochs):
         share = epoch / settings.epochs
@@ -80,12 +79,26 @@ def test_accuracy_on_the_digits_is_well_above_chance(tmp_path):
     assert expected.items() <= metadata.items()
 
 
-@pytest.mark.parametrize(("flips", "shifts"), [(True, 0), (False, 0), (False, 1), (True, 3)])
-@pytest.mark.parametrize("network", ["mlp", f"{HERE}:normalised"])
-def test_pretraining_equals_a_loop_written_by_hand(network, flips, shifts, tmp_path):
-    """Compare in float32, to 1e-5 after 36 steps with the rates 0.05, 0.005 and 0.0005."""
-    augmentation = {"flips": flips, "shifts": shifts}
-    settings = Pretraining(network=network, epochs=12, lr=0.05, batch=50, seed=4, weight_decay=0.01, **augmentation)
+AUGMENTATIONS = [(True, 0), (False, 0), (False, 1), (True, 3)]
+
+
+@pytest.mark.parametrize(
+    ("network", "flips", "shifts", "optimizer", "lr"),
+    [
+        *((network, *moves, "sgd", 0.05) for network in ("mlp", f"{HERE}:normalised") for moves in AUGMENTATIONS),
+        (
+            "mlp",
+            True,
+            1,
+            "adamw",
+            1e-3,
+        ),  # a bias before a normalization has gradients of rounding, which Adam scales up
+    ],
+)
+def test_pretraining_equals_a_loop_written_by_hand(network, flips, shifts, optimizer, lr, tmp_path):
+    """Compare in float32, to 1e-5 after 36 steps with the rates lr, lr / 10 and lr / 100."""
+    settings = Pretraining(network, epochs=12, lr=lr, batch=50, seed=4, weight_decay=0.01, optimizer=optimizer)
+    settings = replace(settings, flips=flips, shifts=shifts)
     [backbone] = pretrain(SMALL, settings, tmp_path / "backbone")
     model, everything = trained_by_hand(SMALL, settings), merge_tasks(SMALL)
     weights = read_weights(tmp_path / "backbone").tensors

@@ -47,8 +47,12 @@ def pretrain(
     lr: Annotated[float | None, option("The learning rate that the schedule starts from.")] = None,
     schedule: Annotated[str | None, option(SCHEDULE_HELP, metavar="NAME")] = None,
     batch: Annotated[int | None, option("Samples per batch; 128 by default.")] = None,
-    momentum: Annotated[float | None, option("Momentum of SGD; 0.9 by default.")] = None,
-    weight_decay: Annotated[float | None, option("Weight decay of SGD.")] = None,
+    optimizer: Annotated[
+        str | None,
+        option("sgd, the default, or adamw, which needs a smaller --lr than the recipes have, such as 0.001."),
+    ] = None,
+    momentum: Annotated[float | None, option("Momentum of SGD, or first beta of AdamW; 0.9 by default.")] = None,
+    weight_decay: Annotated[float | None, option("Weight decay of the optimizer.")] = None,
     flips: Annotated[
         bool | None, option("Mirror each image with probability 1/2, as both recipes do.", "--flips/--no-flips")
     ] = None,
@@ -76,6 +80,7 @@ def pretrain(
         lr=lr,
         schedule=schedule,
         batch=batch,
+        optimizer=optimizer,
         momentum=momentum,
         weight_decay=weight_decay,
         flips=flips,

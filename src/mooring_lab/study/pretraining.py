@@ -45,11 +45,12 @@ class Pretraining:
         epochs: passes over the data set.
         lr: the learning rate of the first epoch.
         batch: samples in a batch.
-        momentum: of SGD.
-        weight_decay: of SGD.
+        momentum: of SGD, or the first beta of AdamW.
+        weight_decay: of the optimizer.
         flips: whether half of the images, chosen at random, are mirrored.
         shifts: the largest random shift of each image, in pixels, in both directions; black comes in.
         schedule: of the learning rate: "constant", "steps", "cosine" or "warmup-linear"; see `RunSpec`.
+        optimizer: "sgd" or "adamw".
         seeds: the number of backbones, with this seed and those that follow it; each becomes what it becomes alone.
         dtype: of parameters and arithmetic; "auto" is tf32 on a GPU and float32 elsewhere.
         recipe: the name of the recipe that the settings started from; empty if there was none.
@@ -65,6 +66,7 @@ class Pretraining:
     flips: bool = True
     shifts: int = 0
     schedule: str = "steps"
+    optimizer: str = "sgd"
     seeds: int = 1
     dtype: str = "auto"
     recipe: str = ""
@@ -201,7 +203,7 @@ def pretrain(
         >>> [(backbone.path.name, backbone.seed) for backbone in backbones]
         [('b-0.safetensors', 0), ('b-1.safetensors', 1)]
     """
-    return _pretrain(merge_tasks(stream), settings, path, device, report, note)
+    return _Pretrainer(stream, device, report, note).train(settings, path)
 
 
 def pretrain_missing(
@@ -243,34 +245,8 @@ def pretrain_missing(
         ['mlp-paper-1-epoch-0.safetensors', 'mlp-paper-1-epoch-1.safetensors']
     """
     check_writable(folder)
-    stream = merge_tasks(stream)
-    return [_files_that_learned(stream, plan, folder, device, report, note) for plan in plans]
-
-
-def _files_that_learned(
-    stream: Stream, plan: Pretraining, folder: Path, device: str, report: Report | None, note: Note | None
-) -> list[Path]:
-    """Return as many files as the plan has seeds; seeds that stay at chance are replaced by those that follow."""
-    name = f"{plan.network}-{plan.recipe or 'own'}-{pluralize(plan.epochs, 'epoch')}".replace(" ", "-")
-    path = folder / f"{name}.safetensors"
-    tried = plan
-    while True:
-        missing = _missing_seeds(tried, path, stream, device)
-        for _, following in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # seeds without a gap
-            seeds = [seed for _, seed in following]
-            settings = replace(tried, seed=seeds[0], seeds=len(seeds))
-            place = path if len(seeds) > 1 else _file_of_seed(path, seeds[0])
-            _pretrain(stream, settings, place, device, report, note)
-        files = {seed: _file_of_seed(path, seed) for seed in tried.all_seeds}
-        learned = {s: file for s, file in files.items() if not is_at_chance(read_metadata(file)["accuracy"], stream)}
-        if len(learned) >= plan.seeds:
-            return list(learned.values())[: plan.seeds]
-        if tried.seeds >= 2 * plan.seeds:
-            raise MooringError(
-                f"{len(files) - len(learned)} of {len(files)} seeds of {plan.network} stayed at chance when "
-                "pre-trained: give another recipe, or trained backbones with --init"
-            )
-        tried = replace(plan, seeds=plan.seeds + tried.seeds - len(learned))
+    pretrainer = _Pretrainer(stream, device, report, note)
+    return [pretrainer.files_that_learned(plan, folder) for plan in plans]
 
 
 def is_at_chance(accuracy: float, stream: Stream) -> bool:
@@ -292,25 +268,6 @@ def is_at_chance(accuracy: float, stream: Stream) -> bool:
     return accuracy <= 100 * counts.max().item() / counts.sum().item() + CHANCE_TOLERANCE
 
 
-def _missing_seeds(plan: Pretraining, path: Path, stream: Stream, device: str) -> list[int]:
-    """Return the seeds without a file, and those that an interrupted call trained together with them."""
-    missing = {s for s in plan.all_seeds if not _is_trained(_file_of_seed(path, s), replace(plan, seed=s), stream)}
-    keys = {seed: plan.on(device).spec(seed, data=stream.fingerprint).key for seed in plan.all_seeds if missing}
-    try:
-        runs = checkpoint.runs_in(_partial(path))
-    except checkpoint.CheckpointError:
-        runs = set()
-    interrupted = {seed for seed, key in keys.items() if key in runs}
-    return sorted(missing | interrupted if missing & interrupted else missing)
-
-
-def _is_trained(file: Path, settings: Pretraining, stream: Stream) -> bool:
-    """Return whether a file has the backbone that these settings give on a stream, in any dtype."""
-    free = ("seeds", "dtype", "recipe")
-    wanted = {name: value for name, value in asdict(settings).items() if name not in free}
-    return {**wanted, "data": stream.fingerprint}.items() <= read_metadata(file).items()
-
-
 def read_metadata(path: Path | str) -> dict[str, Any]:
     """Return what a backbone's file says about its pre-training, such as "accuracy"; empty if it says nothing.
 
@@ -325,62 +282,106 @@ def read_metadata(path: Path | str) -> dict[str, Any]:
         return {}
 
 
-def _pretrain(
-    stream: Stream, settings: Pretraining, path: Path, device: str, report: Report | None, note: Note | None
-) -> list[PretrainedBackbone]:
-    """Train on the only task of a stream."""
-    settings = settings.on(device)
-    side = min(stream.train.images.shape[2:])
-    if settings.shifts >= side:
-        raise MooringError(f"shifts={settings.shifts} moves images of {side} pixels out of sight: give fewer")
-    try:
-        return _train(stream, settings, path, device, report, note)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise MooringError(f"memory ran out with seeds={settings.seeds}, batch={settings.batch}: give fewer") from error
+class _Pretrainer:
+    """Pre-training on all classes of a stream, on one device."""
 
+    def __init__(self, stream: Stream, device: str, report: Report | None, note: Note | None) -> None:
+        self.stream, self.device, self.report, self.note = merge_tasks(stream), device, report, note
 
-def _train(
-    stream: Stream, settings: Pretraining, path: Path, device: str, report: Report | None, note: Note | None
-) -> list[PretrainedBackbone]:
-    files, partial = settings.files(path), _partial(path)
-    specs = [settings.spec(seed, stream.name, stream.fingerprint) for seed in files]
-    fleet = _resumed(specs, stream, device, partial)
-    epochs = _EpochCheckpoints(partial, steps_per_run(specs[0], stream), settings, report)
-    if fleet.steps < epochs.steps:
-        epochs.report_progress(fleet)
-    results = fleet.run(epochs)
-    epochs.check_finite(fleet)
-    if note and fleet.recorder.failure:
-        note(f"steps of {settings.network} could not be recorded, and took longer: {fleet.recorder.failure}")
-    backbones = []
-    for run, (result, (seed, file)) in enumerate(zip(results, files.items(), strict=True)):
-        accuracy = result.matrix[0][0]
-        metadata = asdict(replace(settings, seed=seed, seeds=1))  # as if alone
-        metadata |= {"stream": stream.name, "data": stream.fingerprint, "accuracy": round(accuracy, 2)}
-        metadata |= result.versions
-        tensors = fleet.stack.network_of(run).backbone.state_dict()
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-        write_atomically(file, to_bytes(tensors, metadata={"mooring": json.dumps(metadata)}))
-        backbones.append(PretrainedBackbone(file, seed, accuracy))
-        if note and is_at_chance(accuracy, stream):
-            note(
-                f"seed {seed} of {settings.network} stayed at chance ({accuracy:.2f} %): use another seed or a lower lr"
-            )
-    partial.unlink(missing_ok=True)
-    return backbones
+    def files_that_learned(self, plan: Pretraining, folder: Path) -> list[Path]:
+        """Return as many files as the plan has seeds; seeds that stay at chance are replaced by those that follow."""
+        name = f"{plan.network}-{plan.recipe or 'own'}-{pluralize(plan.epochs, 'epoch')}".replace(" ", "-")
+        path = folder / f"{name}.safetensors"
+        tried = plan
+        while True:
+            missing = self._missing_seeds(tried, path)
+            for _, following in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # seeds without a gap
+                seeds = [seed for _, seed in following]
+                place = path if len(seeds) > 1 else _file_of_seed(path, seeds[0])
+                self.train(replace(tried, seed=seeds[0], seeds=len(seeds)), place)
+            files = [_file_of_seed(path, seed) for seed in tried.all_seeds]
+            learned = [file for file in files if not is_at_chance(read_metadata(file)["accuracy"], self.stream)]
+            if len(learned) >= plan.seeds:
+                return learned[: plan.seeds]
+            if tried.seeds >= 2 * plan.seeds:
+                raise MooringError(
+                    f"{len(files) - len(learned)} of {len(files)} seeds of {plan.network} stayed at chance when "
+                    "pre-trained: give another recipe, or trained backbones with --init"
+                )
+            tried = replace(plan, seeds=plan.seeds + tried.seeds - len(learned))
 
+    def _missing_seeds(self, plan: Pretraining, path: Path) -> list[int]:
+        """Return the seeds without a file, and those that an interrupted call trained together with them."""
+        missing = {s for s in plan.all_seeds if not self._is_trained(_file_of_seed(path, s), replace(plan, seed=s))}
+        settings = plan.on(self.device)
+        keys = {s: settings.spec(s, data=self.stream.fingerprint).key for s in plan.all_seeds if missing}
+        try:
+            runs = checkpoint.runs_in(_partial(path))
+        except checkpoint.CheckpointError:
+            runs = set()
+        interrupted = {seed for seed, key in keys.items() if key in runs}
+        return sorted(missing | interrupted if missing & interrupted else missing)
 
-def _resumed(specs: list[RunSpec], stream: Stream, device: str, path: Path) -> Fleet:
-    """Return the fleet where a checkpoint of exactly these runs left it, or a fresh one."""
-    fleet = Fleet(specs, stream, device=device)
-    try:
-        if checkpoint.runs_in(path) == {spec.key for spec in specs}:
-            checkpoint.restore(fleet, path)
-    except checkpoint.CheckpointError:
-        return Fleet(specs, stream, device=device)
-    return fleet
+    def _is_trained(self, file: Path, settings: Pretraining) -> bool:
+        """Return whether a file has the backbone that these settings give, in any dtype."""
+        free = ("seeds", "dtype", "recipe")
+        wanted = {name: value for name, value in asdict(settings).items() if name not in free}
+        wanted["data"] = self.stream.fingerprint
+        return wanted.items() <= {"optimizer": "sgd", **read_metadata(file)}.items()  # earlier files do not name it
+
+    def train(self, settings: Pretraining, path: Path) -> list[PretrainedBackbone]:
+        """Train the backbones of these settings, and write their files."""
+        settings = settings.on(self.device)
+        side = min(self.stream.train.images.shape[2:])
+        if settings.shifts >= side:
+            raise MooringError(f"shifts={settings.shifts} moves images of {side} pixels out of sight: give fewer")
+        try:
+            return self._train(settings, path)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = f"memory ran out with seeds={settings.seeds}, batch={settings.batch}"
+            raise MooringError(f"{problem}: give fewer") from error
+
+    def _train(self, settings: Pretraining, path: Path) -> list[PretrainedBackbone]:
+        stream, files, partial = self.stream, settings.files(path), _partial(path)
+        specs = [settings.spec(seed, stream.name, stream.fingerprint) for seed in files]
+        fleet = self._resumed(specs, partial)
+        epochs = _EpochCheckpoints(partial, steps_per_run(specs[0], stream), settings, self.report)
+        if fleet.steps < epochs.steps:
+            epochs.report_progress(fleet)
+        results = fleet.run(epochs)
+        epochs.check_finite(fleet)
+        note = self.note or (lambda line: None)
+        if fleet.recorder.failure:
+            note(f"steps of {settings.network} could not be recorded, and took longer: {fleet.recorder.failure}")
+        backbones = []
+        for run, (result, (seed, file)) in enumerate(zip(results, files.items(), strict=True)):
+            accuracy = result.matrix[0][0]
+            metadata = asdict(replace(settings, seed=seed, seeds=1))  # as if alone
+            metadata |= {"stream": stream.name, "data": stream.fingerprint, "accuracy": round(accuracy, 2)}
+            metadata |= result.versions
+            tensors = fleet.stack.network_of(run).backbone.state_dict()
+            tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+            write_atomically(file, to_bytes(tensors, metadata={"mooring": json.dumps(metadata)}))
+            backbones.append(PretrainedBackbone(file, seed, accuracy))
+            if is_at_chance(accuracy, stream):
+                note(
+                    f"seed {seed} of {settings.network} stayed at chance ({accuracy:.2f} %): "
+                    "use another seed or a lower lr"
+                )
+        partial.unlink(missing_ok=True)
+        return backbones
+
+    def _resumed(self, specs: list[RunSpec], path: Path) -> Fleet:
+        """Return the fleet where a checkpoint of exactly these runs left it, or a fresh one."""
+        fleet = Fleet(specs, self.stream, device=self.device)
+        try:
+            if checkpoint.runs_in(path) == {spec.key for spec in specs}:
+                checkpoint.restore(fleet, path)
+        except checkpoint.CheckpointError:
+            return Fleet(specs, self.stream, device=self.device)
+        return fleet
 
 
 class _EpochCheckpoints:
