@@ -96,12 +96,10 @@ def distilling(method: str) -> Iterator[None]:
         if schedule := SCHEDULES.get(method):
             part, every = schedule
 
-            def split(model: nn.Module, batches: Sequence[Any], *, normalized: bool = False) -> tuple[list[Any], int]:
+            def split(model: nn.Module, batches: Sequence[Any]) -> tuple[list[Any], int]:
                 return parts_of(batches, part), every
 
             stack.enter_context(patch.object(distil, "distillation_schedule", split))
-        if method == "mixed":
-            stack.enter_context(patch.object(distil, "MOST_INPUTS", math.inf))
         yield
 
 

@@ -25,6 +25,13 @@ class UnheldWarning(UserWarning):
     """
 
 
+class ReturnedWarning(UserWarning):
+    """A warning that the end of a task gave up a part of what was learned, because the budget was not kept otherwise.
+
+    `warnings.simplefilter("ignore", mooring.errors.ReturnedWarning)` silences it.
+    """
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn of the nearest line that is neither Mooring's nor torch's, such as one that calls `optimizer.step()`.
 
@@ -39,6 +46,11 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_globals.get("__name__", "").partition(".")[0] in INTERNAL and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def announce(message: str) -> None:
+    """Print a line on stderr about what takes time."""
+    print(f"mooring: {message}", file=sys.stderr, flush=True)
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str], rule: str | None = None) -> MooringError:

@@ -18,7 +18,7 @@ from mooring.diagnose.diagnosis import Diagnosis, diagnose_states
 from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError
-from mooring.hold.distil import make_distillation, weight_control
+from mooring.hold.distil import make_distillation
 from mooring.hold.measure import Gauge, MeasuredPoint, Measurement, make_gauge, read_batches
 from mooring.hold.measured_budget import MeasuredBudget
 from mooring.hold.unmeasured import Unmeasured
@@ -159,6 +159,7 @@ class Mooring:
         if data is None and (loss is not None or batches is not None):
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
         self._watch.end_task(parameters_of_siblings(self._step))
+        self._meter.announces = progress is not False
         self._step.invalidate()
         forgotten: list[Measurement] = []
         with self._restored_on_error():
@@ -166,7 +167,7 @@ class Mooring:
             if data is not None:
                 gauge, recorded = self._read_task(data, loss, batches, progress)
             with autocast_disabled():
-                waits = gauge is not None and self._meter.pull_is_unused
+                waits = gauge is not None and self._meter.distils_all
                 end = partial(self._end_task, measured_later=gauge is not None)
                 self._states.consolidate(lambda: forgotten.extend(end()), decompose=not waits)
         if self.tasks:
@@ -400,7 +401,6 @@ class Mooring:
         self._step.reset()
         self.optimizer = self._states.optimizer = optimizer
         self._states.refresh()
-        self._meter.follow_optimizer()
         self._hook()
 
     def detach(self) -> None:
@@ -441,7 +441,7 @@ class Mooring:
         step = TrainingStep(states, rules.pull, rules.buffers, self._check_finite, self._outputs, watch)
         if step.budget is None or not step.budget.budget.measured:
             return Parts(rules, states, watch, step, Unmeasured())
-        step.meter = meter = MeasuredBudget(states, step.budget)
+        step.meter = meter = MeasuredBudget(states, step.budget, self._outputs)
         return Parts(rules, states, watch, step, meter)
 
     def _adopt(self, parts: Parts) -> None:
@@ -455,12 +455,14 @@ class Mooring:
             self.optimizer.register_step_pre_hook(self._step.before),
             self.optimizer.register_step_post_hook(self._step.after),
         ]
+        self._meter.hook()
         if self._step.layers:
             self._step.layers.hook_layers()  # those that were added before `rebind`
 
     def _unhook(self) -> None:
         ATTACHED.discard(self._step)
         self._step.restore_gradients(finished=False)
+        self._meter.unhook()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -534,11 +536,9 @@ class Mooring:
         distillation = make_distillation(
             self.model,
             meter.budget,
-            meter.named_of_runs,
             others,
             loss,
             self._outputs,
-            weight_control(self.optimizer),
             other_numbers,
         )
         if estimated and distillation is None:

@@ -319,7 +319,7 @@ class TrainingStep:
                 self._pull_states(steps.states, steps.rates)
             if self.states.products.by_b:
                 self._pull_products(self.pull, steps)
-        elif self.budget:
+        elif self.budget and self.budget.acts:
             self.budget.apply_pull(self.states.records.values(), steps.parameters, self.states.tasks)
 
     def measure_if_due(self) -> None:

@@ -152,7 +152,7 @@ ADAMW = {"optimizer": "adamw", "lr": 0.01}
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("settings", [{}, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("settings", [{"lr": 0.03}, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("network", [SMALL, NORMALIZED], ids=["small", "batch-norm"])
 @pytest.mark.parametrize("method", ["mooring", "budget-measured", "budget-distil"])
 def test_measured_budget_in_a_fleet_equals_a_loop_with_attach(method, network, settings, kind):

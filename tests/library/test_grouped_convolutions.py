@@ -95,7 +95,10 @@ def test_grouped_convolution_is_moored_as_its_groups(name, blocks):
 def test_memory_estimate_of_groups_counts_what_is_allocated():
     model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Flatten(), nn.Linear(8, 3))
     moor = mooring.attach(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), importance=Kronecker(), pull=mooring.Budget(0.1)
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        importance=Kronecker(),
+        pull=mooring.Budget(0.1, distil=False),
     )
     estimated = estimation.estimated_bytes(moor._states)[torch.device("cpu")]
     moor.consolidate(data=[(torch.randn(4, 4, 3, 3), torch.arange(4) % 3)])

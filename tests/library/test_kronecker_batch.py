@@ -43,7 +43,7 @@ def moored(dtype, **options):
     model = Net().to(dtype).eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     data = [(torch.randn(8, 2, 6, 6, dtype=dtype), torch.randint(5, (8,))) for _ in range(3)]
-    rules = {"importance": Kronecker(), "pull": mooring.Budget(1e-3), **options}
+    rules = {"importance": Kronecker(), "pull": mooring.Budget(1e-3, distil=False), **options}
     return model, optimizer, mooring.attach(model, optimizer, reference=data, **rules), data
 
 
@@ -170,7 +170,8 @@ def test_operations_of_a_step_do_not_grow_with_the_number_of_equal_layers():
         model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(depth)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         data = [(torch.randn(8, 6), torch.randint(6, (8,))) for _ in range(2)]
-        moor = mooring.attach(model, optimizer, reference=data, importance=Kronecker(), pull=mooring.Budget(1e-6))
+        rules = {"importance": Kronecker(), "pull": mooring.Budget(1e-6, distil=False)}
+        moor = mooring.attach(model, optimizer, reference=data, **rules)
         states = list(moor._states.records.values())
         moved = [state.parameter for state in states]
         solver = BudgetSolver(mooring.Budget(1e9))

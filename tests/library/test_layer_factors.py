@@ -20,7 +20,7 @@ def moored(model, data, **options):
         optimizer,
         reference=data,
         importance=Kronecker(**options),
-        pull=mooring.Budget(1e-3),
+        pull=mooring.Budget(1e-3, distil=False),
         memory=mooring.Memory(),
     )
 

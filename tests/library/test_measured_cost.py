@@ -14,7 +14,7 @@ from mooring.curvature import kronecker_factors
 from mooring.hold.measure import Gauge
 from mooring.reference import divergence as coarse
 from mooring.reference.batches import placed
-from mooring.reference.pass_cost import DISTILLATION, DISTILLATION_FOR_ADAM, distillation_schedule
+from mooring.reference.pass_cost import DISTILLATION, distillation_schedule
 from waiting import waiting_refused
 
 SIZE, CLASSES = 6, 4
@@ -134,12 +134,12 @@ def test_batches_that_cannot_be_split_are_distilled_less_often():
     assert distillation_schedule(model, []) == ([], 1)
 
 
-def test_with_adam_every_step_distils_so_many_samples_that_their_gradient_is_no_noise():
-    parts, every = distillation_schedule(nn.Linear(2, 2), [torch.zeros(32, 2)] * 2, normalized=True)
-    assert ([len(part) for part in parts], every) == ([DISTILLATION_FOR_ADAM.fewest] * 4, 1)
+def test_every_step_distils_so_many_samples_that_their_gradient_is_no_noise():
+    parts, every = distillation_schedule(nn.Linear(2, 2), [torch.zeros(32, 2)] * 2)
+    assert ([len(part) for part in parts], every) == ([DISTILLATION.fewest] * 4, 1)
     model, optimizer, _ = moored(kind=torch.optim.AdamW)
     distilled, trained = count_samples(model, optimizer, data(2) * 3)
-    assert distilled == DISTILLATION_FOR_ADAM.price * trained
+    assert distilled == DISTILLATION.price * trained
 
 
 def test_measurement_has_arrived_when_it_is_read():
@@ -215,33 +215,18 @@ def test_distilling_a_large_vocabulary_needs_no_more_memory_than_training():
 
 
 @pytest.mark.parametrize("importance", [mooring.Kronecker(), mooring.EWC(decay=None, per_sample=True)])
-def test_pull_in_reserve_is_not_computed_before_a_measurement_asks_for_it(importance, monkeypatch):
-    """With Adam distillation holds the budget, so no eigenbasis is needed and no step solves for a multiplier."""
+def test_pull_that_does_not_act_is_not_computed(importance, monkeypatch):
+    """Distillation holds the budget, so no eigenbasis is needed and no step solves for a multiplier."""
     decomposed, decompose = [], kronecker_factors.eigenbases
     monkeypatch.setattr(kronecker_factors, "eigenbases", lambda own: decomposed.extend(own) or decompose(own))
     solutions, solve = [], budget_solver.budget_solved
     monkeypatch.setattr(budget_solver, "budget_solved", lambda *given: solutions.append(solve(*given)) or solutions[-1])
-    model, optimizer, moor = moored(nats=10.0, kind=torch.optim.AdamW, importance=importance)
+    model, optimizer, moor = moored(nats=1e-9, importance=importance)
     for batch in data(3):
         step(model, optimizer, batch)
-    solver = moor._step.budget
     assert not decomposed
     assert not solutions
     assert len(moor.coverage().held) == 4
-    solver.scale /= 2  # as a measurement beyond the reserve does
-    step(model, optimizer, data(4)[0])
-    assert solutions
-    assert bool(decomposed) == importance.by_layer
-
-
-def test_pull_in_reserve_acts_after_a_measurement_beyond_it():
-    """A task whose outputs leave the reserve at once, in spite of distillation, is pulled back."""
-    model, optimizer, moor = moored(nats=1e-9, kind=torch.optim.AdamW, importance=mooring.Kronecker())
-    for _ in range(4):
-        for batch in data(3):
-            step(model, optimizer, batch)
-    assert moor._step.budget.scale < budget_solver.UNUSED_PULL
-    assert float(moor._step.budget.mu) > 0
 
 
 class Caching(nn.Module):

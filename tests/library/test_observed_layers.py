@@ -237,7 +237,7 @@ def test_reference_estimates_scores_of_unobserved_layers():
     torch.manual_seed(0)
     model = Functional()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"importance": Kronecker(), "pull": mooring.Budget(0.0)}
+    options = {"importance": Kronecker(), "pull": mooring.Budget(0.0, distil=False)}
     moor = mooring.attach(model, optimizer, reference=[batch(seed) for seed in range(3)], **options)
     assert moor._states.diagonal_reasons[model.hidden.weight] == NOT_OBSERVED
     step(model, optimizer, 9)

@@ -78,7 +78,8 @@ def test_moored_model_samples_places_and_keeps_its_factors():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     data = [(torch.randn(8, 1, 8, 8), torch.arange(8) % 3) for _ in range(4)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    moor = mooring.attach(model, optimizer, importance=Kronecker(places=9), pull=mooring.Budget(1e-3), reference=data)
+    pull = mooring.Budget(1e-3, distil=False)
+    moor = mooring.attach(model, optimizer, importance=Kronecker(places=9), pull=pull, reference=data)
     assert all(state.factors for state in moor._states.records.values())
     for x, y in data:
         optimizer.zero_grad()

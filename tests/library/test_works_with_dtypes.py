@@ -120,7 +120,8 @@ def test_whole_loop_within_autocast_equals_forward_passes_within_it(importance: 
         model = network(torch.float32)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            moor = mooring.attach(model, optimizer, importance=importance, pull=Budget(1e-3), reference=drawn[:4])
+            pull = Budget(1e-3, distil=False)
+            moor = mooring.attach(model, optimizer, importance=importance, pull=pull, reference=drawn[:4])
         for x, y in drawn:
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -34,17 +34,17 @@ def test_schedule_holds_inside_its_block_alone(bench):
     assert distil.distillation_schedule is before
 
 
-def test_default_distils_the_digits_in_every_third_step_because_of_an_odd_batch(bench, monkeypatch):
+def test_default_distils_the_digits_in_every_second_step_because_of_an_odd_batch(bench, monkeypatch):
     schedule, seen = distil.distillation_schedule, []
 
-    def observe(model, batches, *, normalized):
-        parts, every = schedule(model, batches, normalized=normalized)
+    def observe(model, batches):
+        parts, every = schedule(model, batches)
         seen.append(([len(x) for x, _ in batches], every))
         return parts, every
 
     monkeypatch.setattr(distil, "distillation_schedule", observe)
     bench.Digits(None, 1).run(Budget(0.1), 0)
-    assert seen == [([20] * 9 + [19], 3)]
+    assert seen == [([20] * 9 + [19], 2)]
 
 
 def test_runs_in_miniature_fill_the_tables_and_are_not_repeated(bench, monkeypatch, tmp_path, capsys):

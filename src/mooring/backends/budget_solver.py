@@ -20,9 +20,6 @@ from mooring.rules.pull import Number
 from mooring.state.offload import AnchorOffload
 from mooring.state.parameter_state import ParameterState
 
-UNUSED_PULL = 1e3
-"""The first scale of a pull in reserve, which is not computed before a measurement lowers it."""
-
 
 class _Plan:
     """The kernels of a step in which everything that is held moves.
@@ -55,25 +52,21 @@ class BudgetSolver:
     Attributes:
         mu: the multiplier, from which the next step's search starts.
         scale: the factor of what may be spent; other than 1 only if forgetting is measured.
+        acts: whether anything is pulled; nothing is where distillation holds all past tasks.
     """
 
     def __init__(self, budget: Budget, offload: AnchorOffload | None = None) -> None:
         self.budget, self.offload = budget, offload
         self.mu = torch.zeros((), dtype=torch.float64)
-        self.scale = 1.0
+        self.scale, self.acts = 1.0, True
         self.batches: list[BatchTerm | SmallBatch] = []
         self.owners: list[object] = []
         self.kernels: BudgetKernels | None = None
         self.plan: _Plan | None = None
 
-    @property
-    def is_unused(self) -> bool:
-        """Whether the pull is in reserve and no measurement asked for it so far."""
-        return self.scale == UNUSED_PULL
-
     def limit_to_estimate(self) -> None:
         """Let no more than the budget be spent by estimate, from where no measurement has lowered that."""
-        self.scale = min(self.scale, 1.0)
+        self.scale, self.acts = min(self.scale, 1.0), True
 
     @torch.no_grad()
     def apply_pull(self, states: Collection[ParameterState], moved: Collection[Tensor], task: int) -> None:
@@ -84,7 +77,7 @@ class BudgetSolver:
             moved: the parameters that had a gradient in this step.
             task: the number of consolidated tasks.
         """
-        if self.is_unused:
+        if not self.acts:
             return
         key = len(states), *map(id, moved)
         if self.kernels is not None and not self.kernels.is_valid():

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mooring.backends.budget_solver import UNUSED_PULL
 from mooring.backends.host_copy import HostCopy
-from mooring.hold.distil import WeightedDistillation
+from mooring.hold.distil import WeightedDistillation, weight_of
 from mooring.hold.finish import (
     FEWEST_UPDATES,
     Ends,
@@ -28,6 +27,7 @@ from mooring.hold.finish import (
     return_path,
     strongest_first,
 )
+from mooring.hold.repair import Sides, repair
 from mooring.reference.pass_cost import MEASURING_INTERVAL
 from mooring.rules import Budget
 from mooring.state.parameter_state import ParameterState
@@ -40,9 +40,6 @@ FAR, FAR_GAIN = 3.0, 0.5
 
 MAX_FALL, MAX_RISE = 8.0, 2.0
 """The largest factors by which one measurement lowers and raises what may be spent."""
-
-RESERVE = 3.0
-"""A pull in reserve acts only above this multiple of the budget, because it gives up more of what is learned."""
 
 SIGNIFICANT = 0.1
 """The part of the budget above which a measured value says how wrong the estimate is."""
@@ -216,6 +213,24 @@ class BudgetController(ABC):
         """Return the parameters that are trained."""
 
     @abstractmethod
+    def set_acts(self, acts: bool) -> None:
+        """Set whether the budget's pull acts."""
+
+    @abstractmethod
+    def sides(self) -> Sides | None:
+        """Return what a repair moves; None if nothing can be repaired."""
+
+    @abstractmethod
+    def warn_of_return(self, runs: Tensor, before: Tensor, share: Tensor) -> None:
+        """Warn of runs that were returned towards their anchors.
+
+        Args:
+            runs: which runs.
+            before: what was measured before the return.
+            share: the part of what training moved that is left, of shape (runs,).
+        """
+
+    @abstractmethod
     def warn_of_unkept(self, runs: Tensor, least: Tensor) -> None:
         """Warn of runs that exceed their budget even at the anchor, where `least` is measured."""
 
@@ -232,15 +247,15 @@ class BudgetController(ABC):
         return torch.as_tensor(self.budget.allowed(self.task), dtype=torch.float64).cpu().expand(self.runs)
 
     @property
-    def waiting(self) -> Tensor:
-        """Whether distillation holds the budget, beside an optimizer such as Adam, and the pull is in reserve."""
-        waits = self.distillation is not None and self.distillation.control.normalized
-        return self.largest.isinf() & waits
+    def distils_all(self) -> bool:
+        """Whether distillation holds all past tasks, so that no pull has to hold one by its estimate."""
+        return self.distillation is not None and bool(self.largest.isinf().all())
 
-    def begin(self, *, first: bool) -> None:
-        """Start a task whose gauges are known; the pull waits in reserve from the first one on, if it may."""
-        if first:
-            self.set_scales(torch.where(self.waiting & (self.named_of_runs > 0), UNUSED_PULL, self.get_scales()))
+    def begin(self) -> None:
+        """Start a task whose gauges are known."""
+        self.set_acts(not self.distils_all)
+        if self.distillation:
+            self.distillation.start(self.runs)
         batches = sum(self.batches_of_gauges())
         self.latest = torch.full((self.runs, batches), math.nan, dtype=torch.float64)
         self.samples = torch.zeros(batches, dtype=torch.float64)
@@ -278,28 +293,34 @@ class BudgetController(ABC):
         (sums, counts), binding = pending.terms.read(), pending.binding.read()
         value = (sums.sum(1) / counts.sum(1)).nan_to_num(math.inf, posinf=math.inf)
         named = self.named_of_runs
-        limit = torch.where(self.waiting, RESERVE * named, named)
-        far = ~(value <= FAR * limit)
+        far = ~(value <= FAR * named)
         self.latest[far] = math.nan  # what was measured before says little by now
         self.latest[:, pending.index] = value
         self.samples[pending.index] = (counts > 0).sum(1).amax().clamp(min=1)
         measured = running_value(self.latest, self.samples, self.batches_of_gauges())
-        gain = torch.full_like(named, GAIN / self.latest.shape[1])
-        scales = next_scale(self.get_scales(), measured, limit, torch.where(far, FAR_GAIN, gain), binding)
-        self.set_scales(scales.minimum(self.largest))
         if self.distillation:
-            self.distillation.adjust(value, named, gain, binding)
+            self.distillation.adjust(measured, named)
+        if not self.distils_all:
+            gain = torch.full_like(named, GAIN / self.latest.shape[1])
+            scales = next_scale(self.get_scales(), measured, named, torch.where(far, FAR_GAIN, gain), binding)
+            self.set_scales(scales.minimum(self.largest))
         return measured
+
+    def adjust_weight(self) -> None:
+        """Set the weight of distillation by what was measured in this task."""
+        if self.distillation and not bool(self.latest.isnan().all()):
+            measured = running_value(self.latest, self.samples, self.batches_of_gauges())
+            self.distillation.adjust(measured, self.named_of_runs)
 
     # At its end
 
     @torch.no_grad()
     def finish_runs(self) -> Tensor:
-        """Return each run towards its anchor until the measured value is within its budget.
+        """Bring the measured value of each run within its budget.
 
-        The average of the parameters takes their place before that, see `take_average`. Of the returns, the
-        budget's own pull goes first, because it gives up least of what was learned. Runs that no pull brings back are
-        interpolated with the anchor, where the value is 0.
+        The average of the parameters takes their place first, see `take_average`. Runs that are above their budget
+        then are repaired (`mooring.hold.repair`). What is still above it is returned towards the anchor: by the
+        budget's own pull, if it holds something, because that gives up less of what was learned, then straight.
 
         Returns:
             What is measured then, (values, runs).
@@ -307,13 +328,20 @@ class BudgetController(ABC):
         self.settle()
         measured = self.take_average(self.measure_runs())
         over = ~(measured[0] <= self.named_of_runs)
+        repairable = over & (self.named_of_runs > 0)
+        if bool(repairable.any()) and (sides := self.sides()) is not None:
+            weight = weight_of(measured[0], self.named_of_runs)
+            measured = repair(sides, repairable, self.named_of_runs, measured, weight)
+            over = ~(measured[0] <= self.named_of_runs)
         if not bool(over.any()):
             return measured
         ends, scales = [(state, state.theta.clone()) for state in self.records], self.get_scales()
         least = measured
         for path, leads in (self._pull_path(ends), self._straight_path(ends)):
             if bool((over & leads).any()):
-                kept, least = return_path(path, over & leads, self.named_of_runs, self.measure_runs)
+                kept, least, share = return_path(path, over & leads, self.named_of_runs, self.measure_runs)
+                if bool(kept.any()):
+                    self.warn_of_return(kept, measured[0], share)
                 measured, over = torch.where(kept, least, measured), over & ~kept
                 self.set_scales(scales)  # those of training, from which the next task starts
         if bool(over.any()):
@@ -366,7 +394,7 @@ class BudgetController(ABC):
                 move(thetas, others[0], ~runs)
                 self.load_multipliers(others[1], ~runs)
 
-        return path, (energy > 0) & energy.isfinite() & (allowed > 0)
+        return path, (energy > 0) & energy.isfinite() & (allowed > 0) & (not self.distils_all)
 
     def _straight_path(self, ends: Ends) -> tuple[Path, Tensor]:
         def path(t: Tensor, runs: Tensor) -> None:

@@ -3,9 +3,9 @@
 It is a pass of its own, before the optimizer's step, when the activations of the training batch are freed.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,61 +18,24 @@ from mooring.reference.batches import Loss, Outputs, samples_of
 from mooring.reference.mixtures import MixedBatches, count_inputs
 from mooring.reference.pass_cost import distillation_schedule
 from mooring.rules import Budget
-from mooring.rules.pull import Number
 
-SETPOINT = 0.9
-"""The part of the budget that distillation aims at; the pull keeps what is above the whole."""
+MEMORY_OF_NORM = 0.99
+"""The decay, for each step, of the largest norm of the task's gradient, which limits that of the added one.
 
-LARGEST_RATIO = 1.0
-"""The largest norm of the added gradient relative to the task's, beside optimizers such as SGD."""
-
-
-@dataclass(frozen=True)
-class WeightControl:
-    """How the weight of the added gradient starts, and how it follows the measured value.
-
-    Attributes:
-        normalized: whether the optimizer divides gradients by their size.
-        first: the weight to start with; over the budget unless `normalized`.
-        speed: the weight is multiplied by (measured / wanted)^speed over one pass through all batches of the gauge, or
-            after the measurement of each batch if `normalized`.
-        smallest, largest: the range of the weight, as factors of the first one.
-    """
-
-    normalized: bool
-    first: float
-    speed: float
-    smallest: float
-    largest: float
-
-
-DIRECT = WeightControl(normalized=False, first=0.1, speed=3.0, smallest=0.01, largest=100.0)
-"""For optimizers such as SGD, where a larger gradient makes a larger step.
-
-One that is longer than the task's overshoots, so its norm is limited, see LARGEST_RATIO.
+The task's present norm would not do: it vanishes when the task is learned, and would switch distillation off just then.
 """
 
-NORMALIZED = WeightControl(normalized=True, first=5.0, speed=0.1, smallest=1e-3, largest=1.0)
-"""For optimizers such as Adam, which divide gradients by their size.
-
-There a weight that is too large is worse than one that is too small. The added gradient and its noise take the place of
-the task's, which then hardly learns, and the noise alone moves the outputs. So the weight never rises above its start,
-however small the budget is: what is forgotten beyond the budget is returned when the task ends, and before that the
-pull in reserve limits it. The weight falls slowly, because the outputs follow it only after a hundred steps or so,
-however many batches the gauge has.
-"""
+SMALLEST_BUDGET = 1e-6
+"""A smaller budget counts as this one for the weight."""
 
 DISTILS_BY_DEFAULT = True
 """Whether `Budget(distil=None)` distils."""
 
-ROUNDS = 16
-"""The number of mixtures of each batch that is distilled; they cost so many forward passes when they are recorded."""
+MOST_ROUNDS = 16
+"""The largest number of mixtures of each batch that is distilled; they cost so many forward passes when recorded."""
 
-MOST_INPUTS = 300
-"""A reference that has more inputs to distil is not mixed: it shows enough by itself."""
-
-NORMALIZING = ("Adafactor", "Adadelta", "Adagrad", "Muon", "RMSprop", "Rprop")
-"""Optimizers without betas whose steps do not grow with the gradient."""
+MIXED_INPUTS = 2048
+"""A reference with fewer inputs gets so many mixtures, as far as MOST_ROUNDS allow; a larger one gets one for each."""
 
 
 class WeightedDistillation:
@@ -81,26 +44,27 @@ class WeightedDistillation:
     The tasks take turns, and so do the batches of each.
 
     Args:
-        named: the budget of each run, float64 of shape (runs,).
+        runs: their number.
         every: the number of steps from one that distils to the next. The weight is larger by as much there.
-        control: how the weight starts and moves.
 
     Attributes:
-        weight: the factor of the gradient in the mean over steps, float64 of shape (runs,).
+        weight: the factor of the gradient in the mean over steps, float64 of shape (runs,), on the host.
+        task_norm: the largest norm of the task's gradient in the last steps, float64 of shape (runs,).
 
     Example:
-        >>> distillation = WeightedDistillation(torch.tensor([0.1]), every=2)
+        >>> distillation = WeightedDistillation(1, every=2)
         >>> [distillation.turn(step, [3, 1]) for step in range(8)]
         [None, (0, 0), None, (1, 0), None, (0, 1), None, (1, 0)]
     """
 
-    def __init__(self, named: Tensor, every: int = 1, control: WeightControl = DIRECT) -> None:
-        self.every, self.control = every, control
-        self.start(named)
+    def __init__(self, runs: int = 1, every: int = 1) -> None:
+        self.every = every
+        self.start(runs)
 
-    def start(self, named: Tensor) -> None:
-        """Start with the first weight again."""
-        self.weight = first_weight(named, self.control)
+    def start(self, runs: int) -> None:
+        """Start a task."""
+        self.weight = torch.ones(runs, dtype=torch.float64)
+        self.task_norm = torch.zeros(runs, dtype=torch.float64)
 
     def turn(self, step: int, batches: Sequence[int]) -> tuple[int, int] | None:
         """Return the task and the batch of it that a step distils; None if it does not distil.
@@ -114,17 +78,40 @@ class WeightedDistillation:
         turn, task = divmod(step // self.every, len(batches))
         return task, turn % batches[task]
 
-    def adjust(self, measured: Tensor, named: Tensor, gain: Tensor, binding: Tensor) -> None:
-        """Raise the weight while more than SETPOINT of the budget is measured, and lower it while less is.
+    def adjust(self, measured: Tensor, named: Tensor) -> None:
+        """Follow the measured value of each run; `named` is its budget."""
+        self.weight = weight_of(measured, named)
+
+    def factors(self, tasks: int, scale: float = 1.0) -> Tensor:
+        """Return the factor of the gradient in a step that distils, of shape (runs,).
 
         Args:
-            measured: the divergence of one batch of the gauge.
-            named: the budget.
-            gain: the part of a pass through the gauge that this batch is.
-            binding: whether the pull acts.
+            tasks: the number of past tasks, which take turns and count as much as the present one each.
+            scale: of the loss of the present task, see `mooring.hold.loss_scale`.
         """
-        gain = torch.ones_like(gain) if self.control.normalized else gain
-        self.weight = next_weight(self.weight, measured, named, gain, binding, self.control)
+        return self.every * tasks * scale * self.weight
+
+    def limited(self, factors: Tensor, task_norm: Tensor, added_norm: Tensor) -> Tensor:
+        """Return factors with which the added gradient is no longer than the task's own was in the last steps.
+
+        Args:
+            factors: without a limit, of shape (runs,).
+            task_norm: the norm of the task's gradient in this step.
+            added_norm: the norm of the gradient that is added.
+
+        Example:
+            >>> norms = torch.tensor([2.0]), torch.tensor([1.0])
+            >>> distillation = WeightedDistillation()
+            >>> distillation.limited(torch.tensor([1.0]), *norms), distillation.limited(torch.tensor([9.0]), *norms)
+            (tensor([1.]), tensor([2.]))
+        """
+        norm = torch.maximum(MEMORY_OF_NORM * self.task_norm.to(task_norm), task_norm)
+        self.task_norm = norm
+        return (norm / added_norm).nan_to_num(0.0, posinf=math.inf).minimum(factors)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only the runs in these rows."""
+        self.weight, self.task_norm = self.weight[rows.cpu()], self.task_norm[rows.to(self.task_norm.device)]
 
 
 class Distillation(WeightedDistillation):
@@ -132,15 +119,11 @@ class Distillation(WeightedDistillation):
 
     Args:
         references: the batches of each task, apart from those of its gauge.
-        named: the budget.
         every: the number of steps from one that distils to the next.
-        control: how the weight starts and moves.
     """
 
-    def __init__(
-        self, references: Sequence[Gauge], named: Tensor, every: int = 1, control: WeightControl = DIRECT
-    ) -> None:
-        super().__init__(named, every, control)
+    def __init__(self, references: Sequence[Gauge], every: int = 1) -> None:
+        super().__init__(1, every)
         self.references = list(references)
 
     def joined(self, other: "Distillation") -> "Distillation":
@@ -149,98 +132,68 @@ class Distillation(WeightedDistillation):
         both.references, both.every = [*self.references, *other.references], max(self.every, other.every)
         return both
 
-    def gradients(self, model: nn.Module, parameters: Sequence[Tensor], step: int) -> dict[Tensor, Tensor]:
-        """Return weight * the gradient of the mean divergence on a batch, for parameters on which it depends.
+    def gradients(
+        self, model: nn.Module, parameters: Sequence[Tensor], step: int, scale: float
+    ) -> dict[Tensor, Tensor]:
+        """Return the weighted gradient of the mean divergence on a batch, for parameters on which it depends.
 
         Args:
             model: the model.
             parameters: those that have a gradient in this step.
             step: the number of the step, which chooses the batch.
+            scale: of the loss of the present task.
         """
         if (turn := self.turn(step, [*map(len, self.references)])) is None:
             return {}
-        reference = self.references[turn[0]]
-        shards = list(model.parameters()) if any(map(sharded, parameters)) else []  # which a forward pass may replace
-        with torch.enable_grad(), passive(model, reference.settings):
-            sums, counts = reference.terms(model, turn[1])
-            mean = sums.sum() / counts.sum()
-            if not mean.requires_grad:
-                return {}
-            gradients = _gradients_of(mean, parameters, shards)
-        added = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
-        factor: Number = self.every * float(self.weight)
-        if not self.control.normalized and added:
-            own = _norm([p.grad for p in added if p.grad is not None])
-            factor = limited(factor, own, _norm(list(added.values())))
+        added = gradients_of_divergence(self.references[turn[0]], model, parameters, turn[1])
+        if not added:
+            return {}
+        task_norm = _norm([p.grad for p in added if p.grad is not None])
+        factors = self.factors(len(self.references), scale).to(task_norm.device)
+        factor = self.limited(factors, task_norm, _norm(list(added.values()))).squeeze()
         for (device, dtype), group in by_kind(local_tensors(list(added.values()))).items():
-            torch._foreach_mul_(group, factor.to(device, dtype) if isinstance(factor, Tensor) else factor)
+            torch._foreach_mul_(group, factor.to(device, dtype))
         return added
 
 
-def weight_control(optimizer: torch.optim.Optimizer) -> WeightControl:
-    """Return how the weight moves beside an optimizer: by whether it divides gradients by their size, as Adam does.
+def weight_of(measured: Tensor, named: Tensor) -> Tensor:
+    """Return the weight of the added gradient: sqrt(measured / named), at least 1.
 
-    Example:
-        >>> parameters = [nn.Parameter(torch.zeros(1))]
-        >>> [weight_control(kind(parameters)).normalized for kind in (torch.optim.AdamW, torch.optim.SGD)]
-        [True, False]
-    """
-    normalizes = any("betas" in group for group in optimizer.param_groups) or type(optimizer).__name__ in NORMALIZING
-    return NORMALIZED if normalizes else DIRECT
-
-
-def next_weight(
-    weight: Tensor, measured: Tensor, named: Tensor, gain: Tensor, binding: Tensor, control: WeightControl = DIRECT
-) -> Tensor:
-    """Return the weight after a measurement; the arguments are those of `WeightedDistillation.adjust`.
-
-    It is not lowered while the budget's pull acts, which gives up more of what is learned and is relaxed first.
-
-    Example:
-        >>> one, acts = torch.ones(2, dtype=torch.float64), torch.tensor([False, True])
-        >>> next_weight(one, torch.tensor([0.16, 0.01]).double(), 0.1 * one, one, acts)
-        tensor([5.6187, 1.0000], dtype=torch.float64)
-    """
-    change = (measured.maximum(1e-6 * named) / (SETPOINT * named)).pow(control.speed * gain)
-    moves = (named > 0) & measured.isfinite() & ((change >= 1) | ~binding)
-    first = first_weight(named, control)
-    limited_weight = (weight * change).minimum(first * control.largest).maximum(first * control.smallest)
-    return torch.where(moves, limited_weight, weight)
-
-
-def first_weight(named: Tensor, control: WeightControl = DIRECT) -> Tensor:
-    """Return the weight to start with.
-
-    Example:
-        >>> first_weight(torch.tensor([0.1])), first_weight(torch.tensor([0.1]), NORMALIZED)
-        (tensor([1.]), tensor([5.]))
-    """
-    return torch.full_like(named, control.first) if control.normalized else control.first / named.clamp(min=1e-6)
-
-
-def limited(weight: Number, task_norm: Tensor, added_norm: Tensor) -> Tensor:
-    """Return the factor of the added gradient: the weight, or less if that gradient were longer than the task's allows.
+    With the weight 1 a nat of old divergence counts as a nat of new loss. Less would spend the budget, although keeping
+    costs nothing. Near the original model the divergence is a quadratic form of the displacement, so above the budget
+    the root says how much too far the model has moved. The weight has no memory: it follows any schedule at once.
 
     Args:
-        weight: the factor without a limit.
-        task_norm: the norm of the task's gradient.
-        added_norm: the norm of the gradient that is added.
+        measured: what is measured; infinite if the outputs are not finite.
+        named: the budget.
 
     Example:
-        >>> limited(2.0, torch.tensor([1.0, 1.0]), torch.tensor([0.1, 4.0]))
-        tensor([2.0000, 0.2500])
+        >>> weight_of(torch.tensor([0.01, 0.9]).double(), torch.tensor([0.1, 0.1]).double())
+        tensor([1.0000, 3.0000], dtype=torch.float64)
     """
-    return (LARGEST_RATIO * task_norm / added_norm).nan_to_num(0.0).clamp(max=weight)
+    return (measured / named.clamp(min=SMALLEST_BUDGET)).sqrt().nan_to_num(math.inf, posinf=math.inf).clamp(min=1)
+
+
+def gradients_of_divergence(
+    reference: Gauge, model: nn.Module, parameters: Sequence[Tensor], index: int
+) -> dict[Tensor, Tensor]:
+    """Return the gradient of the mean divergence on a batch, for the parameters on which it depends."""
+    shards = list(model.parameters()) if any(map(sharded, parameters)) else []  # which a forward pass may replace
+    with torch.enable_grad(), passive(model, reference.settings):
+        sums, counts = reference.terms(model, index)
+        mean = sums.sum() / counts.sum()
+        if not mean.requires_grad:
+            return {}
+        gradients = _gradients_of(mean, parameters, shards)
+    return {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
 
 
 def make_distillation(
     model: nn.Module,
     budget: Budget,
-    named: Tensor,
     batches: Sequence[Any],
     loss: Loss | None,
     outputs: Outputs | None,
-    control: WeightControl,
     number_of: Sequence[int] = (),
 ) -> Distillation | None:
     """Return the distillation of a budget; None if it does not distil, or the outputs are no distribution.
@@ -248,14 +201,12 @@ def make_distillation(
     Args:
         model: the model.
         budget: the budget.
-        named: its nats in the task that begins, of shape (1,).
         batches: the batches to distil.
         loss: the loss that is measured; None for the divergence.
         outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
-        control: how the weight starts and moves.
         number_of: the number of each batch in what the user gave, for error messages.
     """
-    if (schedule := distilled_parts(model, budget, batches, control)) is None:
+    if (schedule := distilled_parts(model, budget, batches)) is None:
         return None
     if loss is not None:
         if budget.distil:
@@ -270,28 +221,28 @@ def make_distillation(
         mixed = Gauge(MixedBatches(parts, rounds), None, outputs)
         mixed.record(model, known=gauge.targets)
         gauge = mixed
-    return Distillation([gauge], named, every, control)
+    return Distillation([gauge], every)
 
 
-def distilled_parts(
-    model: nn.Module, budget: Budget, batches: Sequence[Any], control: WeightControl
-) -> tuple[Sequence[Any], int] | None:
+def distilled_parts(model: nn.Module, budget: Budget, batches: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
     """Return the parts of batches that a step distils, and the number of steps from one to the next; None for none."""
     if not (DISTILS_BY_DEFAULT if budget.distil is None else budget.distil):
         return None
     if budget.distil is True:
         return batches, 1
-    return distillation_schedule(model, batches, normalized=control.normalized)
+    return distillation_schedule(model, batches)
 
 
 def mixture_rounds(budget: Budget, inputs: int) -> int:
     """Return the number of mixtures of each batch that are distilled, of so many inputs together.
 
     Example:
-        >>> mixture_rounds(Budget(0.1), 64), mixture_rounds(Budget(0.1, distil="unmixed"), 64)
-        (16, 0)
+        >>> mixture_rounds(Budget(0.1), 64), mixture_rounds(Budget(0.1), 700)
+        (16, 3)
+        >>> mixture_rounds(Budget(0.1, distil="unmixed"), 64)
+        0
     """
-    return 0 if budget.distil == "unmixed" or inputs > MOST_INPUTS else ROUNDS
+    return 0 if budget.distil == "unmixed" or not inputs else min(math.ceil(MIXED_INPUTS / inputs), MOST_ROUNDS)
 
 
 def _numbers_of_parts(batches: Sequence[Any], parts: Sequence[Any], number_of: Sequence[int]) -> list[int]:

@@ -47,7 +47,9 @@ Path = Callable[[Tensor, Tensor], None]
 """Takes places from 0 to 1, of shape (runs,), and which runs to move there, bool of shape (runs,)."""
 
 
-def return_path(path: Path, runs: Tensor, named: Tensor, measure: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+def return_path(
+    path: Path, runs: Tensor, named: Tensor, measure: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Go to the farthest place of a path that keeps the budget.
 
     Args:
@@ -57,14 +59,14 @@ def return_path(path: Path, runs: Tensor, named: Tensor, measure: Callable[[], T
         measure: returns what is measured now, (values, runs); the first row is limited.
 
     Returns:
-        The runs that have such a place, and what is measured there; of the others, at the beginning of the path.
+        The runs that have such a place, what is measured there, and the place; of the others, at the beginning.
     """
     low, high = torch.zeros_like(named), torch.ones_like(named)
     path(low, runs)
     first = measure()
     runs = runs & (first[0] <= named)
     if not bool(runs.any()):
-        return runs, first
+        return runs, first, low
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         path(middle, runs)
@@ -74,7 +76,7 @@ def return_path(path: Path, runs: Tensor, named: Tensor, measure: Callable[[], T
     while bool((over := runs & ((values := measure())[0] > named)).any()):  # by rounding
         low = torch.where(over, torch.where(low > 1e-3, 0.98 * low, 0.0), low)
         path(low, runs)
-    return runs, torch.where(runs, values, first)
+    return runs, torch.where(runs, values, first), low
 
 
 def strongest_first(t: Tensor, energy: Tensor, allowed: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from mooring.reference.batches import (
     is_pair,
     name_batch,
     placed,
+    rows_of,
+    samples_of,
     scalar_loss,
     to_device,
 )
@@ -207,6 +209,19 @@ class Gauge:
             where = f"batch {number_of[bad[0]]} of the data or reference" if number_of else "a batch of the gauge"
             raise NonFiniteError(f"the outputs or the loss on {where} are not finite; {LEAVE_OUT}")
         self.targets = targets
+
+    def split(self, rows: int) -> "Gauge":
+        """Return the same in batches of so many samples, the first ones of all batches first."""
+        batches, targets = list[Any](), list[StoredPredictions | float]()
+        for start in range(0, max(map(samples_of, self.batches)), rows):
+            for batch, target in zip(self.batches, self.targets, strict=True):
+                part = slice(start, min(start + rows, samples_of(batch)))
+                if part.start < part.stop and isinstance(target, StoredPredictions):
+                    batches.append(rows_of(batch, part))
+                    targets.append(target.rows(part, samples_of(batch)))
+        parts = Gauge(batches, self.loss, self.outputs)
+        parts.targets, parts.settings = targets, self.settings
+        return parts
 
     @torch.no_grad()
     def measure(self, model: nn.Module, indices: Sequence[int] | None = None) -> Measurement:

@@ -12,12 +12,17 @@ from torch import Tensor
 from mooring.backends.budget_solver import BudgetSolver
 from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
-from mooring.distributed.dtensor import local_tensor, world_size
-from mooring.errors import MooringError, UnheldWarning, first_line, warn
+from mooring.distributed.collectives import all_reduce_many
+from mooring.distributed.dtensor import local_tensor, rank, sharded, world_size
+from mooring.errors import MooringError, ReturnedWarning, UnheldWarning, announce, first_line, warn
 from mooring.hold.control import BudgetController, running_value
-from mooring.hold.distil import Distillation, weight_control
+from mooring.hold.distil import Distillation, gradients_of_divergence
 from mooring.hold.finish import ParameterAverage
+from mooring.hold.loss_scale import LossScale
 from mooring.hold.measure import Gauge, MeasuredHistory, MeasuredPoint, Measurement, combine, unwrapped
+from mooring.hold.recent_inputs import RecentInputs
+from mooring.hold.repair import PART_OF_BATCH, PLAIN_STEPS, RepairPlan, Sides, part_of_batch
+from mooring.reference.batches import Outputs, samples_of
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.rules import Budget, State
 from mooring.state.mooring_state import MooringState
@@ -25,6 +30,9 @@ from mooring.state.parameter_state import ParameterState
 
 DISTILLED = "distilled"
 """The name of the data that is distilled in a saved state."""
+
+NOTICED = 0.95
+"""A return that leaves more than this part of the way is not worth a warning."""
 
 NOISE_BATCHES = 2
 """The number of batches of each gauge that show whether a model gives the same outputs for the same data."""
@@ -39,24 +47,30 @@ class MeasuredBudget(BudgetController):
     Args:
         states: the states of the moored parameters.
         solver: solves the budget; its `scale` is what the controller sets.
+        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
 
     Attributes:
         gauges: one for each past task that has data.
         distillation: adds the gradient of the divergence on the reference, if that is wanted.
+        recent: the inputs of the last training batches.
+        loss_scale: of the loss of the present task.
         history: the measured values so far.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
+        announces: whether a repair is announced on stderr.
         stopped: whether it measures no more, because the outputs changed before the first step of a task.
     """
 
     distillation: Distillation | None
 
-    def __init__(self, states: MooringState, solver: BudgetSolver) -> None:
+    def __init__(self, states: MooringState, solver: BudgetSolver, outputs: Outputs | None = None) -> None:
         super().__init__()
         self.states, self.solver = states, solver
         self.gauges: list[Gauge] = []
         self.history = MeasuredHistory()
         self.noise = 0.0
-        self.stopped = False
+        self.announces, self.stopped = True, False
+        self.recent, self.loss_scale = RecentInputs(outputs), LossScale(outputs)
+        self.past_references = 0
         self._measured_on = 0, False
 
     @property
@@ -86,11 +100,13 @@ class MeasuredBudget(BudgetController):
         for known in [*gauges, *distilled]:
             if known not in recorded:
                 known.record(unwrapped(self.states.model))
-        if self.distillation and (gauge is None or gauge.loss is not None):  # no data of this task is distilled
-            self.distillation.start(self.named_of_runs)
-        first, self.gauges = bool(gauges and not self.gauges), gauges
+        self.gauges = gauges
         self._hold_unmeasured_tasks()
-        self.begin(first=first)
+        self.past_references = len(self.distillation.references) if self.distillation else 0
+        self.begin()
+        self.recent.clear()
+        self.loss_scale.resume(1.0, 0)
+        self.hook()
         if gauges:
             self.stopped = False
             self._warn_of_noise()
@@ -102,19 +118,15 @@ class MeasuredBudget(BudgetController):
         nats, error = _agreed(result.nats, self._device), _agreed(result.standard_error, self._device)
         return Measurement(nats, error, result.samples, by_loss=any(gauge.loss is not None for gauge in self.gauges))
 
-    @property
-    def pull_is_unused(self) -> bool:
-        """Whether the pull is in reserve and no measurement asked for it, so that importance is not read so far."""
-        return bool(self.waiting) and (not self.gauges or self.solver.is_unused)
+    def hook(self) -> None:
+        """Observe the model's inputs and outputs in training, if past tasks are distilled."""
+        for observer in (self.recent, self.loss_scale) if self.past_references else ():
+            observer.hook(unwrapped(self.states.model))
 
-    def follow_optimizer(self) -> None:
-        """Distil as the present optimizer needs it; a pull that waited beside the one before keeps the budget now."""
-        if not self.distillation:
-            return
-        waited = bool(self.waiting)
-        self.distillation.control = weight_control(self.states.optimizer)
-        if waited and not bool(self.waiting):
-            self.solver.limit_to_estimate()
+    def unhook(self) -> None:
+        """Observe the model no more."""
+        for observer in (self.recent, self.loss_scale):
+            observer.unhook()
 
     def gradients(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """Return what distillation adds to the gradients of these parameters."""
@@ -123,10 +135,15 @@ class MeasuredBudget(BudgetController):
             self._check_unchanged()
         if not self.distillation or not self.states.tasks:
             return {}
-        return self.distillation.gradients(unwrapped(self.states.model), parameters, self.states.steps)
+        if self.loss_scale.observes:
+            self.loss_scale.take()
+        model, step = unwrapped(self.states.model), self.states.steps
+        return self.distillation.gradients(model, parameters, step, self.loss_scale.value)
 
     def after_step(self) -> None:
         """Measure the next batch if it is due, adjust what may be spent, and average the parameters."""
+        if self.distillation and self.states.tasks:
+            self.recent.take(self.states.steps)
         if self.gauges and self.states.tasks:
             self.after_step_of_runs(self.states.steps)
 
@@ -230,9 +247,53 @@ class MeasuredBudget(BudgetController):
         """Set that factor."""
         self.solver.scale = float(scales)
 
+    def set_acts(self, acts: bool) -> None:
+        """Set whether the budget's pull acts."""
+        self.solver.acts = acts
+
+    def sides(self) -> Sides | None:
+        """Return what a repair moves; None if nothing is distilled, or nothing moved."""
+        model = unwrapped(self.states.model)
+        moved = [state for state in self.records if state.count and state.parameter.requires_grad]
+        known = self.distillation.references if self.distillation else []
+        references = known[: self.past_references]  # data of this task may have been read already
+        if not references or not moved:
+            return None
+        old = sum(samples_of(reference.batches[0]) for reference in references) / len(references)
+        kept, new = self.recent.recorded(model), None
+        sizes = [samples_of(batch) for batch in kept.batches] if kept else [0]
+        samples, recorded = _summed(sizes[0], sum(sizes))
+        own = part_of_batch(samples)
+        if kept and own:
+            new = kept.split(math.ceil(own / world_size()))
+        if self.announces and not rank():
+            announce(
+                f"more than {self.named:g} nats are measured: repairing, for about as long as {PLAIN_STEPS} steps take"
+                + ("" if new else ", on old inputs alone, because no inputs of this task are known or can be repeated")
+            )
+        batches = max(1, round(own / max(old, 1)))
+        parameters = [state.parameter for state in moved]
+
+        def gradients(step: int, weight: Tensor) -> list[Tensor | None]:
+            total: dict[Tensor, Tensor] = {}
+            for index in range(step * batches, (step + 1) * batches):
+                turn, task = divmod(index, len(references))
+                part = gradients_of_divergence(references[task], model, parameters, turn % len(references[task]))
+                _add(total, part, float(weight) / batches)
+            if new:
+                part = gradients_of_divergence(new, model, parameters, step % len(new))
+                _add(total, _mean_of_gradients(part), 1.0)
+            return [local_tensor(total[p]) if p in total else None for p in parameters]
+
+        gauge = sum(samples_of(batch) for known in self.gauges for batch in known.batches)
+        plan = RepairPlan.within_limit(samples or old / PART_OF_BATCH, batches * old + own, gauge, recorded)
+        thetas = [state.theta for state in moved]
+        displacements = [state.theta - state.device_anchor.to(state.theta.dtype) for state in moved]
+        return Sides(thetas, displacements, parameters, False, gradients, self.measure_runs, plan)
+
     def binding(self) -> Tensor:
         """Return whether the budget's pull acts in this step."""
-        if self.solver.is_unused:  # its multiplier may be of the end of the task before
+        if not self.solver.acts:  # its multiplier may be of the end of the task before
             return torch.zeros(1, dtype=torch.bool, device=self._device)
         return self.solver.mu.to(self._device, non_blocking=True).reshape(1) > 0
 
@@ -256,6 +317,17 @@ class MeasuredBudget(BudgetController):
     def averaged_parameters(self) -> Collection[Tensor]:
         """Return the parameters that are trained, also excluded ones."""
         return self.states.trained_by_name().values()
+
+    def warn_of_return(self, runs: Tensor, before: Tensor, share: Tensor) -> None:
+        """Warn that the model was returned towards its anchor."""
+        if float(share) > NOTICED:
+            return
+        warn(
+            f"the end of the task gave up a part of what was learned: {float(before):.3g} nats were measured and "
+            f"{self.named:g} are allowed, so the model went back to {100 * float(share):.0f} % of the way from the old "
+            "one; to give up less, name a larger budget, give a larger reference, or train with a lower learning rate",
+            ReturnedWarning,
+        )
 
     def warn_of_unkept(self, runs: Tensor, least: Tensor) -> None:
         """Warn of a model that exceeds its budget even at the anchor."""
@@ -295,7 +367,7 @@ class MeasuredBudget(BudgetController):
         """Forget all gauges, so that forgetting is only estimated: no more than the budget may be spent by estimate."""
         self.gauges, self.distillation, self._pending = [], None, None
         self.stopped, self.largest_scale = False, None
-        self.begin(first=False)
+        self.begin()
         self.solver.limit_to_estimate()
 
     def _warn_of_noise(self) -> None:
@@ -324,13 +396,12 @@ class MeasuredBudget(BudgetController):
         """Continue with saved gauges, the state of the controller, and the average among the tensors of a state."""
         self._pending, self.stopped = None, False
         distilled = [gauge for name, gauge in gauges.items() if name.startswith(DISTILLED)]
-        control = weight_control(self.states.optimizer)
-        self.distillation = Distillation(distilled, self.named_of_runs, control=control) if distilled else None
+        self.distillation = Distillation(distilled) if distilled else None
         self.gauges = [gauge for name, gauge in gauges.items() if not name.startswith(DISTILLED)]
+        self.past_references = len(distilled)
         self.load_state(state)
         self._hold_unmeasured_tasks()
-        if self.solver.is_unused and not (bool(self.waiting) and self.named):
-            self.solver.limit_to_estimate()  # the state is from training beside another kind of optimizer
+        self.set_acts(not self.distils_all)
         self.average = ParameterAverage()
         if self.averages:
             self.average.load(state.get("average", {}), tensors, self.states.trained_by_name())
@@ -339,7 +410,9 @@ class MeasuredBudget(BudgetController):
         """Return what the controller carries from step to step, as plain values."""
         self.settle()
         distils = self.distillation
-        schedule = {"weight": float(distils.weight), "distils_every": distils.every} if distils else {}
+        schedule: dict[str, Any] = {"loss_scale": [self.loss_scale.value, self.loss_scale.steps]}
+        if distils:
+            schedule |= {"task_norm": float(distils.task_norm), "distils_every": distils.every}
         updates = self.average.updates(self.states.trained_by_name())
         known = zip(self.latest[0].tolist(), self.samples.tolist(), strict=True)
         latest = [None if math.isnan(value) else [value, samples] for value, samples in known]
@@ -360,8 +433,12 @@ class MeasuredBudget(BudgetController):
         self.latest, self.samples = torch.tensor(pairs, dtype=torch.float64).view(-1, 2).unbind(1)
         self.latest = self.latest.unsqueeze(0).clone()
         self.history = MeasuredHistory(state.get("history", ()))
-        if self.distillation and "weight" in state:
-            self.distillation.weight, self.distillation.every = _one(state["weight"]), state.get("distils_every", 1)
+        self.loss_scale.resume(*state.get("loss_scale", (1.0, 0)))
+        self.hook()
+        if self.distillation:
+            self.distillation.every = state.get("distils_every", 1)
+            self.distillation.task_norm = _one(state.get("task_norm", 0.0))
+        self.adjust_weight()
 
 
 def _one(value: float) -> Tensor:
@@ -384,3 +461,27 @@ def _mean_over_ranks(values: Tensor) -> Tensor:
         dist.all_reduce(values)
         values /= world_size()
     return values
+
+
+def _summed(*numbers: int) -> list[int]:
+    """Return the sums of numbers over ranks; 0 if one rank has a 0 that the others do not have."""
+    if world_size() == 1:
+        return [*numbers]
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, numbers)
+    return [sum(own) if all(own) else 0 for own in zip(*gathered, strict=True)]
+
+
+def _mean_of_gradients(gradients: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+    """Return the mean over ranks, whose inputs differ; gradients of shards are means already."""
+    if world_size() == 1:
+        return gradients
+    whole = [p for p in gradients if not sharded(p)]
+    means = (total / world_size() for total in all_reduce_many([gradients[p] for p in whole]))
+    return gradients | dict(zip(whole, means, strict=True))
+
+
+def _add(total: dict[Tensor, Tensor], gradients: dict[Tensor, Tensor], factor: float) -> None:
+    """Add factor * gradients to a total, in place."""
+    for p, g in gradients.items():
+        total[p] = total[p].add_(g, alpha=factor) if p in total else factor * g

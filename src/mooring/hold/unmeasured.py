@@ -13,13 +13,17 @@ class Unmeasured:
     distillation = None
     largest_scale: float | None = None
     stopped = False
-    pull_is_unused = False
+    distils_all = False
+    announces = False
+
+    def hook(self) -> None:
+        """Observe nothing."""
+
+    def unhook(self) -> None:
+        """Observe nothing."""
 
     def settle(self) -> None:
         """Wait for nothing."""
-
-    def follow_optimizer(self) -> None:
-        """Distil nothing with another optimizer either."""
 
     def start_task(self, gauge: Gauge | None = None, recorded: Collection[Gauge] = ()) -> None:
         """Store no predictions."""

@@ -157,9 +157,14 @@ def placed(batches: Sequence[Any], device: torch.device) -> list[Any]:
     if device.type != "cuda":
         return list(batches)
     size = sum(t.nbytes for batch in batches for t in tensors_in(batch) if t.device != device)
-    if size <= RESIDENT_PART * torch.cuda.get_device_properties(device).total_memory:
+    if size <= resident_bytes(device):
         return [to_device(batch, device) for batch in batches]
     return [map_tensors(batch, lambda t: t.pin_memory() if t.device.type == "cpu" else t) for batch in batches]
+
+
+def resident_bytes(device: torch.device) -> float:
+    """Return the bytes that the batches of one gauge may take of a GPU."""
+    return RESIDENT_PART * torch.cuda.get_device_properties(device).total_memory
 
 
 def split_reference(batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -28,7 +28,7 @@ def coarse_log_probabilities(logits: Tensor, classes: Tensor) -> Tensor:
         >>> coarse_log_probabilities(torch.zeros(1, 4), torch.tensor([[2]])).exp()
         tensor([[0.2500, 0.7500]])
     """
-    parts = [_coarse(at_least_float32(logits[part]), classes[part]) for part in _chunks(logits)]
+    parts = [_coarse(at_least_float32(logits[part]), classes[part]) for part in chunks(logits)]
     return torch.cat([coarse - total for coarse, total in parts])
 
 
@@ -39,7 +39,7 @@ def likeliest(logits: Tensor, k: int) -> Tensor:
         >>> likeliest(torch.tensor([[0.0, 2.0, 1.0]]), 2)
         tensor([[1, 2]])
     """
-    return torch.cat([logits[part].topk(k, -1).indices for part in _chunks(logits)])
+    return torch.cat([logits[part].topk(k, -1).indices for part in chunks(logits)])
 
 
 def coarse_divergence(logits: Tensor, log_p: Tensor, classes: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class _CoarseDivergence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, log_p: Tensor, classes: Tensor) -> Tensor:
         values, totals, others = [], [], []
-        for part in _chunks(logits):
+        for part in chunks(logits):
             coarse, total = _coarse(at_least_float32(logits[part]), classes[part])
             p = log_p[part].to(coarse)
             values.append(torch.where(p.isneginf(), 0.0, p.exp() * (p - (coarse - total))).sum(-1))
@@ -79,7 +79,7 @@ class _CoarseDivergence(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         logits, log_p, classes, totals, others = ctx.saved_tensors
         result = torch.empty_like(logits)
-        for part in _chunks(logits):
+        for part in chunks(logits):
             log_q, kept = at_least_float32(logits[part]) - totals[part], classes[part]
             p, log_p_others = log_p[part].to(log_q).exp(), log_p[part, -1:].to(log_q)
             ratio = torch.where(log_p_others.isneginf(), 0.0, (log_p_others - others[part]).exp())
@@ -107,7 +107,7 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _chunks(logits: Tensor) -> Iterator[slice]:
+def chunks(logits: Tensor) -> Iterator[slice]:
     """Yield the rows of each chunk; without rows, one empty chunk."""
     rows = max(1, CHUNK // logits.shape[-1])
     for start in range(0, max(1, len(logits)), rows):
@@ -169,6 +169,16 @@ class StoredPredictions:
         q = at_least_float32(logits).log_softmax(-1)
         p = self.log_probabilities.to(q)
         return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(-1)
+
+    def rows(self, part: slice, samples: int) -> "StoredPredictions":
+        """Return the predictions of some of so many samples.
+
+        Example:
+            >>> StoredPredictions.of(torch.zeros(2, 3, 4)).rows(slice(0, 1), samples=2).log_probabilities.shape
+            torch.Size([3, 4])
+        """
+        own = (None if t is None else t.unflatten(0, (samples, -1))[part].flatten(0, 1) for t in vars(self).values())
+        return StoredPredictions(*own)  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> "StoredPredictions":
         """Return the same on a device."""

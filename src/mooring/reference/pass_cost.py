@@ -43,17 +43,17 @@ class DistillationCost:
         """Return the number of samples of a batch that one step distils.
 
         Example:
-            >>> [DISTILLATION_FOR_ADAM.part_size(count) for count in (8, 32, 64, 128)]
+            >>> [DISTILLATION.part_size(count) for count in (8, 32, 64, 128)]
             [4, 16, 16, 32]
         """
         return math.ceil(max(self.samples * count, min(self.fewest, count / 2)))
 
 
-DISTILLATION = DistillationCost(price=0.25, samples=1 / 2, fewest=1)
-DISTILLATION_FOR_ADAM = DistillationCost(price=0.5, samples=1 / 4, fewest=16)
-"""That of optimizers which divide gradients by their size.
+DISTILLATION = DistillationCost(price=0.5, samples=1 / 4, fewest=16)
+"""That of models whose weights are mostly trained, in every step.
 
-They do not forget a large gradient soon, so the same data in every second step, with twice the weight, learns less.
+Optimizers such as Adam do not forget a large gradient soon, so more data in every second step, with twice the weight,
+learns less.
 """
 
 DISTILLATION_OF_ADAPTERS = DistillationCost(price=0.5, samples=1 / 5, fewest=4)
@@ -66,9 +66,7 @@ def mostly_frozen(model: nn.Module) -> bool:
     return 2 * sum(size for size, trained in sizes if trained) < sum(size for size, _ in sizes)
 
 
-def distillation_schedule(
-    model: nn.Module, batches: Sequence[Any], *, normalized: bool = False
-) -> tuple[list[Any], int]:
+def distillation_schedule(model: nn.Module, batches: Sequence[Any]) -> tuple[list[Any], int]:
     """Return parts of batches, and after how many steps the next part is distilled.
 
     Batches that cannot be split are distilled whole, in fewer steps.
@@ -76,19 +74,16 @@ def distillation_schedule(
     Args:
         model: the model.
         batches: batches of the reference.
-        normalized: whether the optimizer divides gradients by their size.
 
     Example:
         >>> import torch
         >>> parts, every = distillation_schedule(nn.Linear(2, 2), [torch.zeros(8, 2)])
         >>> [len(part) for part in parts], every
-        ([4, 4], 2)
+        ([4, 4], 1)
     """
     if not batches:
         return [], 1
-    cost = DISTILLATION_FOR_ADAM if normalized else DISTILLATION
-    if mostly_frozen(model):
-        cost = DISTILLATION_OF_ADAPTERS
+    cost = DISTILLATION_OF_ADAPTERS if mostly_frozen(model) else DISTILLATION
     parts, largest = [], 0.0
     for batch in batches:
         count = samples_of(batch)

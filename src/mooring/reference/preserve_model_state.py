@@ -21,6 +21,21 @@ Settings = dict[str, dict[str, Any]]
 PLAIN = (bool, int, float, str, type(None))
 
 
+_preserved = 0
+"""How many of these contexts are entered."""
+
+
+def is_preserved() -> bool:
+    """Return whether a model's state is preserved now, so that a pass is no part of training.
+
+    Example:
+        >>> with preserve_model_state(nn.Linear(1, 1)):
+        ...     is_preserved()
+        True
+    """
+    return _preserved > 0
+
+
 @contextmanager
 def preserve_model_state(model: nn.Module) -> Iterator[None]:
     """Put the model in eval mode, set its gradients aside, and restore everything but its weights bit for bit.
@@ -47,13 +62,16 @@ def preserve_model_state(model: nn.Module) -> Iterator[None]:
     random_state = random.getstate()
     numpy = sys.modules.get("numpy")  # data loading may use its random state
     numpy_state = numpy.random.get_state() if numpy else None
+    global _preserved
     with torch.random.fork_rng(devices), without_caches(modules):
         model.eval()
         for p, _ in gradients:
             p.grad = None
+        _preserved += 1
         try:
             yield
         finally:
+            _preserved -= 1
             random.setstate(random_state)
             if numpy:
                 numpy.random.set_state(numpy_state)

@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mooring.backends.budget_solver import UNUSED_PULL
 from mooring.backends.budget_terms import DiagonalTerm, KroneckerTerm, budget_term
 from mooring.backends.eager import apply_penalty, apply_pull, has_compiler, pull_is_due, update_importance
 from mooring.curvature.kronecker_factors import FACTOR_SLOTS, KroneckerFactors
@@ -55,6 +54,7 @@ class MethodState:
         states: the state of each parameter, by name; its tensors have a leading run axis.
         mu: the multiplier of each run's budget.
         scale: the factor of what each run may spend, float64 of shape (runs,); None if nothing is measured.
+        acts: whether a budget's pull acts; it does not where distillation holds all past tasks.
         outputs: the number of outputs of a head that are in use; None for all.
     """
 
@@ -82,6 +82,7 @@ class MethodState:
         self.states: dict[str, ParameterState] = {}
         self.mu = torch.zeros(len(lr), dtype=torch.float64, device=lr.device)
         self.scale: Tensor | None = None
+        self.acts = True
         self.outputs: int | None = None
         self.tasks = self.steps = 0
 
@@ -176,6 +177,8 @@ class MethodState:
 
     def _apply_budget(self, budget: Budget, names: Collection[str]) -> None:
         """Keep every run within its budget."""
+        if not self.acts:
+            return
         terms = {name: term for name, state in self.states.items() if (term := budget_term(state)) is not None}
         moved = [term for name, term in terms.items() if name in names]
         fixed = [term for name, term in terms.items() if name not in names]
@@ -187,17 +190,12 @@ class MethodState:
         if fixed:
             allowed = (allowed - self._unpulled(fixed)).clamp(min=0)
         mu = budget_solved(lambda mu, done: _total_spent(moved, mu, done), allowed, self.mu)
-        if self.scale is not None:  # runs whose pull is in reserve keep their start of the search, and are not pulled
-            waits = self.scale == UNUSED_PULL
-            self.mu.copy_(torch.where(waits, self.mu, mu))
-            mu = torch.where(waits, 0.0, mu)
-        else:
-            mu = self.mu.copy_(mu)
+        self.mu.copy_(mu)
         for term in moved:
-            if has_compiler(mu.device) and not isinstance(term, KroneckerTerm):
-                apply_budget_pull(_flat_tensors(term), mu)
+            if has_compiler(self.mu.device) and not isinstance(term, KroneckerTerm):
+                apply_budget_pull(_flat_tensors(term), self.mu)
             else:
-                term.apply_pull(budget, mu)
+                term.apply_pull(budget, self.mu)
 
     @torch.no_grad()
     def spent(self) -> Tensor:

@@ -203,7 +203,7 @@ class TwoOptimizers(OneOptimizer):
             optimizer.step()
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9) for net in (self.net, self.rival)]
+        return [torch.optim.SGD(net.parameters(), lr=0.03, momentum=0.9) for net in (self.net, self.rival)]
 
 
 def run_lightning(model: pl.LightningModule, places: list[Options], folder: Path, reference: Any, resume: bool) -> End:

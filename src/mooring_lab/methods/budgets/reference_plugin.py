@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mooring.errors import MooringError
-from mooring.hold.distil import WeightedDistillation, distilled_parts, limited, mixture_rounds, weight_control
+from mooring.hold.distil import WeightedDistillation, distilled_parts, mixture_rounds
+from mooring.hold.recent_inputs import KEPT_BATCHES
+from mooring.hold.repair import RepairPlan, Sides, part_of_batch
 from mooring.reference.batches import split_reference
+from mooring.reference.divergence import StoredPredictions
 from mooring.rules import Budget
 from mooring.rules.pull import per_run
 from mooring_lab.fleet.learner_plugin import EpochPlan, LearnerPlugin, PluginState, Step, Tensors
@@ -18,6 +21,7 @@ from mooring_lab.fleet.method_state import rows_of
 from mooring_lab.methods.budgets import ReferenceOptions
 from mooring_lab.methods.budgets.kept_samples import KeptSamples
 from mooring_lab.methods.budgets.run_budgets import RunBudgets
+from mooring_lab.model.order import batch_sizes
 from mooring_lab.model.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -68,7 +72,6 @@ class ReferencePlugin(LearnerPlugin):
                     "budget to keep: give a pull such as lambda nats: Budget(nats), or no reference"
                 )
             self.budgets = RunBudgets(self.gauge, state, fleet.stack)
-            self.control = weight_control(fleet.optimizer.in_torch(0.0))
 
     # Tasks
 
@@ -82,7 +85,10 @@ class ReferencePlugin(LearnerPlugin):
             order = fleet.training_data.epoch_order(fleet.specs, task, 0)
             self._estimate(fleet, task, self._split(order)[1])
         if self.gauge.sizes:
+            if self.distilled.sizes:
+                self.budgets.make_sides = lambda: self._sides(fleet, task)
             self.budgets.finish_runs()
+            self.budgets.make_sides = None
 
     def remember(self, fleet: Fleet, task: int, order: Tensor) -> None:
         """Keep samples of a task that ended, and store the predictions of every run on all kept samples."""
@@ -94,7 +100,7 @@ class ReferencePlugin(LearnerPlugin):
             return
         budget, before = self.budgets.budget, self.budgets.distillation
         held_out, others = self._split(order)
-        schedule = distilled_parts(nn.Identity(), budget, [batch.T for batch in others], self.control)
+        schedule = distilled_parts(nn.Identity(), budget, [batch.T for batch in others])
         if schedule is None:
             held_out = [*torch.split(order[:, : self.share], self.batch, 1)]
         else:
@@ -102,10 +108,10 @@ class ReferencePlugin(LearnerPlugin):
             self.distilled.add([part.T for part in parts], mixture_rounds(budget, sum(map(len, parts))))
             self.distilled.record(fleet.stack)
             every = max(every, before.every) if before else every
-            self.budgets.distillation = WeightedDistillation(self.budgets.named_of_runs, every, self.control)
+            self.budgets.distillation = WeightedDistillation(self.budgets.runs, every)
         self.gauge.add(held_out)
         self.gauge.record(fleet.stack)
-        self.budgets.begin(first=task == 0)
+        self.budgets.begin()
 
     def _split(self, order: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Return the batches that are measured and the others, each of shape (runs, samples)."""
@@ -120,6 +126,43 @@ class ReferencePlugin(LearnerPlugin):
             batch = batch.to(fleet.device)
             gradients = fleet.passes.gradients(fleet.passes.losses(batch, task, evaluate=True)[1].sum())
             state.update_importance(gradients, {}, {}, batch.shape[1])
+
+    def _sides(self, fleet: Fleet, task: int) -> Sides:
+        """Return what a repair moves, as `MeasuredBudget.sides` does of one model."""
+        assert self.budgets is not None
+        ((_, state),) = fleet.groups.moored
+        names = [name for name, known in state.states.items() if known.count]
+        known = [state.states[name] for name in names]
+        kept = last_batches(fleet, task)
+        samples = kept[0].shape[1]
+        rows = part_of_batch(samples)
+        splits = [torch.split(batch, rows, 1) for batch in kept]
+        parts = [part[index] for index in range(max(map(len, splits))) for part in splits if index < len(part)]
+        with torch.no_grad():
+            logits = (fleet.passes.losses(part, task, evaluate=True)[0].flatten(0, 1) for part in parts)
+            targets = [StoredPredictions.of(part) for part in logits]
+        tasks, runs = self.distilled.batches, len(fleet.specs)
+        old = sum(len(ranges[0]) for ranges in tasks) / len(tasks)
+        batches = max(1, round(parts[0].shape[1] / old))
+
+        def gradients(step: int, weight: Tensor) -> list[Tensor | None]:
+            with torch.enable_grad(), fleet.groups.unobserved():
+                new = parts[step % len(parts)]
+                outputs = fleet.passes.losses(new, task, evaluate=True)[0].flatten(0, 1)
+                value = targets[step % len(parts)].divergence(outputs).view(runs, -1).double().mean(1)
+                for index in range(step * batches, (step + 1) * batches):
+                    turn, number = divmod(index, len(tasks))
+                    entries = torch.tensor([*tasks[number][turn % len(tasks[number])]], device=fleet.device)
+                    divergence = self.distilled.divergence(fleet.stack, entries).double().mean(1)
+                    value = value + weight.to(fleet.device) / batches * divergence
+                by_name = fleet.passes.gradients(value.sum())
+            return [by_name.get(name) for name in names]
+
+        displacements = [one.theta - one.device_anchor.to(one.theta.dtype) for one in known]
+        thetas = [one.theta for one in known]
+        gauge, recorded = sum(map(sum, self.gauge.sizes)), sum(batch.shape[1] for batch in kept)
+        plan = RepairPlan.within_limit(samples, batches * old + parts[0].shape[1], gauge, recorded)
+        return Sides(thetas, displacements, thetas, True, gradients, self.budgets.measure_runs, plan)
 
     # Steps
 
@@ -146,7 +189,7 @@ class ReferencePlugin(LearnerPlugin):
         if self.budgets:
             self.budgets.settle()
             if (distillation := self.budgets.distillation) is not None:
-                self.factors.copy_(distillation.every * distillation.weight)
+                self.factors.copy_(distillation.factors(len(self.distilled.sizes)))
         return ()
 
     def gradients(self, fleet: Fleet, step: Step) -> None:
@@ -162,10 +205,11 @@ class ReferencePlugin(LearnerPlugin):
             step.gradients = {**added, **{n: g + added[n] if n in added else g for n, g in gradients.items()}}
             return
         held = {name: g for name, g in own.items() if name in fleet.groups.names and name in gradients}
-        factors = self.factors
-        if held and not self.control.normalized:
-            factors = limited(factors, _norms([gradients[name] for name in held]), _norms([*held.values()]))
-        step.added = _scaled(held, factors)
+        if not held:
+            return
+        assert self.budgets.distillation is not None
+        task_norms, own_norms = _norms([gradients[name] for name in held]), _norms([*held.values()])
+        step.added = _scaled(held, self.budgets.distillation.limited(self.factors, task_norms, own_norms))
 
     def finish_step(self, fleet: Fleet, number: int) -> None:
         """Measure if it is due."""
@@ -208,9 +252,20 @@ class ReferencePlugin(LearnerPlugin):
             samples.load(sizes, rounds, tensors[f"{name}.indices"], tensors[f"{name}.predictions"])
         if self.budgets:
             if every := state.values["every"]:
-                named = self.budgets.named_of_runs
-                self.budgets.distillation = WeightedDistillation(named, every, self.control)
+                self.budgets.distillation = WeightedDistillation(self.budgets.runs, every)
             self.budgets.load(tensors, state.values)
+
+
+def last_batches(fleet: Fleet, task: int) -> list[Tensor]:
+    """Return the images of the last batches of a task that is over, each of shape (runs, samples)."""
+    batches: list[Tensor] = []
+    for epoch in reversed(range(fleet.common.epochs)):
+        order = fleet.training_data.epoch_order(fleet.specs, task, epoch)
+        sizes = batch_sizes(order.shape[1], fleet.common.batch)
+        batches = [*torch.split(order, sizes, 1), *batches]
+        if len(batches) >= KEPT_BATCHES:
+            break
+    return [batch.to(fleet.device) for batch in batches[-KEPT_BATCHES:]]
 
 
 def _scaled(gradients: Tensors, factors: Tensor) -> Tensors:

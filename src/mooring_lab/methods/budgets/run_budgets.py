@@ -1,15 +1,15 @@
 """The measured budgets of the runs of a fleet: what the core's controller reads of them and changes."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mooring.backends.budget_solver import UNUSED_PULL
 from mooring.errors import UnheldWarning, warn
 from mooring.hold.control import BudgetController
+from mooring.hold.repair import Sides
 from mooring.rules import Budget
 from mooring.state.parameter_state import ParameterState
 from mooring_lab.fleet.method_state import MethodState, Tensors
@@ -24,11 +24,15 @@ class RunBudgets(BudgetController):
         gauge: the kept samples that are measured; each past task is a gauge of its own.
         state: of the method of all runs.
         stack: the runs.
+
+    Attributes:
+        make_sides: returns what a repair moves at the end of the present task; None where nothing is distilled.
     """
 
     def __init__(self, gauge: KeptSamples, state: MethodState, stack: Stack) -> None:
         super().__init__(len(stack))
         self.gauge, self.state, self.stack = gauge, state, stack
+        self.make_sides: Callable[[], Sides] | None = None
         state.scale = torch.ones_like(state.mu)
         self._averaged: Tensors = {}
 
@@ -76,7 +80,15 @@ class RunBudgets(BudgetController):
 
     def binding(self) -> Tensor:
         """Return whether the pull of each run acts in this step."""
-        return (self.state.mu > 0) & (self.state.scale != UNUSED_PULL)
+        return (self.state.mu > 0) & self.state.acts
+
+    def set_acts(self, acts: bool) -> None:
+        """Set whether the budget's pull acts."""
+        self.state.acts = acts
+
+    def sides(self) -> Sides | None:
+        """Return what a repair moves; None if nothing can be repaired."""
+        return self.make_sides() if self.make_sides else None
 
     def energy(self) -> Tensor:
         """Return what each run has spent by the estimate."""
@@ -99,6 +111,9 @@ class RunBudgets(BudgetController):
         self._averaged = dict(self.stack.parameters)
         return self._averaged.values()
 
+    def warn_of_return(self, runs: Tensor, before: Tensor, share: Tensor) -> None:
+        """Say nothing: what was given up is in the results of the runs."""
+
     def warn_of_unkept(self, runs: Tensor, least: Tensor) -> None:
         """Warn of runs that exceed their budget even at the anchor."""
         warn(
@@ -113,7 +128,7 @@ class RunBudgets(BudgetController):
         rows, self.runs = rows.cpu(), len(rows)
         self.latest, self.largest = self.latest[rows], self.largest[rows]
         if self.distillation:
-            self.distillation.weight = self.distillation.weight[rows]
+            self.distillation.keep(rows)
         self.average.keep({p: self.stack.parameters[name] for name, p in self._averaged.items()}, rows)
 
     # In checkpoints
@@ -121,8 +136,8 @@ class RunBudgets(BudgetController):
     def tensors(self) -> Tensors:
         """Return what is kept for each run, by name."""
         self.settle()
-        weight = {"weight": self.distillation.weight} if self.distillation else {}
-        return {"latest": self.latest, **weight, **self.average.tensors(self.stack.parameters)}
+        norm = {"task_norm": self.distillation.task_norm} if self.distillation else {}
+        return {"latest": self.latest, **norm, **self.average.tensors(self.stack.parameters)}
 
     def values(self) -> dict[str, Any]:
         """Return what is the same for all runs."""
@@ -131,6 +146,8 @@ class RunBudgets(BudgetController):
     def load(self, tensors: Tensors, values: dict[str, Any]) -> None:
         """Continue from what `tensors` and `values` returned."""
         self.latest, self.samples = tensors["latest"].cpu(), torch.tensor(values["samples"], dtype=torch.float64)
-        if self.distillation and "weight" in tensors:
-            self.distillation.weight = tensors["weight"].cpu()
+        if self.distillation:
+            self.distillation.task_norm = tensors["task_norm"]
+        self.adjust_weight()
+        self.set_acts(not self.distils_all)
         self.average.load(values["average"], tensors, self.stack.parameters)
