@@ -8,6 +8,7 @@ halves that share no problem. Constants are chosen on the half "choice"; the hal
     python benchmarks/gauntlet.py run --half choice --label first            # what is missing, about 20 minutes
     python benchmarks/gauntlet.py run --half choice --label second --methods mooring   # another version of the code
     python benchmarks/gauntlet.py summary --half choice --label second
+    python benchmarks/gauntlet.py table                                      # that of docs/budget.md
 
 Rows of peers do not depend on the code of Mooring, so they are stored once, beside those of each label. The learning
 rate is the best of three by the training loss after 200 steps of plain training (`gauntlet_runs/cell_methods.py`).
@@ -26,11 +27,18 @@ import torch
 from gauntlet_problems.problem_set import HALVES
 from gauntlet_runs.cell_methods import METHODS, CellRun, best_rate, rate_key
 from gauntlet_runs.covering_design import GauntletCell, design
-from gauntlet_runs.criteria import results_of, summary
+from gauntlet_runs.criteria import page_table, results_of, summary
 from run_log import Row, append_row, read_rows
 
 FOLDER = Path(__file__).parent / "gauntlet_rows"
 """Where rows are stored by default."""
+
+ON_THE_PAGE = {
+    "choice half, before": ("choice", "before"),
+    "choice half": ("choice", "ceiling"),
+    "reported half": ("reported", "ceiling"),
+}
+"""The columns of the table on the page: a half and a label of stored rows."""
 
 PEERS = "peers"
 """The label of the rows of all methods but Mooring."""
@@ -155,6 +163,15 @@ def cells_of(options: argparse.Namespace) -> list[GauntletCell]:
     return design(options.half)[: options.cells]
 
 
+def table_of_the_page(folder: Path = FOLDER) -> str:
+    """Return the table of the page, from stored rows of the first seed."""
+    parts = {}
+    for column, (half, label) in ON_THE_PAGE.items():
+        rows = [row for row in StoredRows(folder, half, label).read() if row["seed"] == 0]
+        parts[column] = results_of(design(half), rows)
+    return page_table(parts)
+
+
 def method_list(text: str) -> list[str]:
     """Return the methods of a list with commas.
 
@@ -171,7 +188,7 @@ def method_list(text: str) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Run what is missing, or print a summary or the cells."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "summary", "cells"))
+    parser.add_argument("command", choices=("run", "summary", "cells", "table"))
     parser.add_argument("--half", choices=HALVES, default="choice")
     parser.add_argument("--label", default="default", help="names the rows of a version of Mooring")
     parser.add_argument("--cells", type=int, help="only so many cells of the half")
@@ -187,7 +204,9 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(cell.text for cell in cells_of(options)))
     elif options.command == "run":
         run(options)
-    if options.command != "cells":
+    elif options.command == "table":
+        print(table_of_the_page(options.folder))
+    if options.command in ("run", "summary"):
         print(summary(results_of(cells_of(options), StoredRows(options.folder, options.half, options.label).read())))
     return 0
 

@@ -142,6 +142,30 @@ def summary(results: Sequence[CellResult]) -> str:
     return "\n\n".join([_criteria(results), _methods(results), _levels(results), _lost(results)])
 
 
+def page_table(parts: dict[str, Sequence[CellResult]]) -> str:
+    """Return the criteria of several parts of the rows as a Markdown table, one column for each part."""
+    rows = [["", *parts], ["---"] * (len(parts) + 1)]
+    rows.append(["cells", *(str(len(results)) for results in parts.values())])
+    names = {
+        "below peer": "learns less than 95 % of the best KL by hand with as little held-out KL",
+        "silent": "learns 10 points less than that, without a warning",
+        "given up": "learns less than 80 % of plain, while KL by hand within the budget learns 90 %",
+        "held out": "held-out KL above 1.5 budgets",
+        "gauge": "above the budget on the gauge",
+    }
+    for name, text in names.items():
+        rows.append([text, *(str(sum(map(CRITERIA[name], results))) for results in parts.values())])
+    rows.append(["share of plain's learning, 0 above 1.5 budgets"])
+    rows[-1] += [f"{_mean_share(results, 'mooring'):.2f}" for results in parts.values()]
+    rows.append(["the same, KL by hand at its best single weight"])
+    for results in parts.values():
+        best, name = max((_mean_share(results, name), name) for name in _common(results) if name.startswith("kl "))
+        rows[-1].append(f"{best:.2f} ({name.removeprefix('kl ')})")
+    rows.append(["the end of a task, plain steps, median"])
+    rows[-1] += [f"{statistics.median(result.end for result in results):.0f}" for results in parts.values()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def _criteria(results: Sequence[CellResult]) -> str:
     texts = {
         "below peer": "below 95 % of the best KL by hand with the same or less held-out KL",

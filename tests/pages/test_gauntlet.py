@@ -145,3 +145,8 @@ def test_criteria_count_what_is_lost(piece):
     printed = criteria.summary(results)
     assert "FAILS  below peer    2 cells" in printed
     assert "FAILS  share      0.589" in printed
+
+
+def test_table_of_the_page_is_that_of_the_stored_rows(piece):
+    page = Path(__file__).parents[2] / "docs" / "budget.md"
+    assert piece("gauntlet").table_of_the_page() in page.read_text()
