@@ -408,11 +408,6 @@ def _patches(layer: nn.Conv2d, a: Tensor, dtype: torch.dtype) -> Tensor:
     return unfold(a.to(dtype), *window).mT
 
 
-def row_factors(a: Tensor, b: Tensor, groups: int = 1) -> LayerFactors:
-    """Compute A, G and the G of the bias from inputs and output gradients, both as `layer_rows` returns them."""
-    return *weight_factors(a, b, groups=groups), bias_factor(b)
-
-
 def weight_factors(a: Tensor, b: Tensor, blocks: int | None = None, groups: int = 1) -> tuple[Tensor, Tensor]:
     """Compute A = sum(a a') / n and G = n / t * sum(b b') from the rows of n samples with t places each.
 
@@ -483,7 +478,8 @@ def batch_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = Non
         >>> [factor.tolist() for factor in batch_factors(nn.Linear(2, 1), a, b)]
         [[[1.0, 2.0], [2.0, 4.0]], [[9.0]], [[9.0]]]
     """
-    return row_factors(*layer_rows(layer, a, b, runs), layer_groups(layer))
+    a, b = layer_rows(layer, a, b, runs)
+    return *weight_factors(a, b, groups=layer_groups(layer)), bias_factor(b)
 
 
 def combine_uses(factors: Sequence[LayerFactors]) -> LayerFactors:

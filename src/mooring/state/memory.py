@@ -121,10 +121,10 @@ class Memory:
     def store_previous(self, previous: Tensor, theta: Tensor) -> Tensor | QuantizedImportance:
         """Return the importance over past tasks in the form it is kept in; a single number stays one."""
         if self.previous == "8bit":
-            block = block_size(theta.shape) if previous.shape == theta.shape else None
+            values, block = previous.to(compute_dtype_of(theta)), block_size(theta.shape)
             return (
-                previous.to(compute_dtype_of(theta))
-                if block is None
-                else QuantizedImportance.from_values(previous.to(compute_dtype_of(theta)), block)
+                values
+                if block is None or values.shape != theta.shape
+                else QuantizedImportance.from_values(values, block)
             )
         return previous.to(self.previous or compute_dtype_of(theta))

@@ -306,9 +306,8 @@ class MooringState:
             return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=product)
         if p in self.with_factors:
             return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=self.new_factors(p))
-        return ParameterState(
-            self.names[p], p, anchor, self.start_importance(p, task) if self.memory.accumulates else {}
-        )
+        scores = self.start_importance(p, task) if self.memory.accumulates else {}
+        return ParameterState(self.names[p], p, anchor, scores)
 
     def new_factors(self, p: Tensor) -> KroneckerFactors:
         """Return the factors of a parameter before anything is known of it."""
@@ -377,7 +376,11 @@ class MooringState:
         self.refresh()
         for p in self.trained():
             self.get_or_create(p)
-        self._check_current_is_kept()
+        if self.needs_data:
+            raise MooringError(
+                'this task has no importance, because Memory(current="none"), the default with a reference, keeps '
+                "nothing in training: give consolidate(data=...) some of its data, or attach(memory=Memory()) before it"
+            )
         consolidate(
             self.records.values(),
             self.importance,
@@ -429,14 +432,6 @@ class MooringState:
             return False
         trained = (s for s in self.records.values() if s.count and s.unheld_reason != NOT_OBSERVED)
         return any(not state.knows_task for state in trained)
-
-    def _check_current_is_kept(self) -> None:
-        """Refuse to end a task of which nothing was kept."""
-        if self.needs_data:
-            raise MooringError(
-                'this task has no importance, because Memory(current="none"), the default with a reference, keeps '
-                "nothing in training: give consolidate(data=...) some of its data, or attach(memory=Memory()) before it"
-            )
 
 
 def is_one_graph(model: nn.Module) -> bool:
