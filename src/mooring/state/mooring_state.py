@@ -27,8 +27,7 @@ from mooring.rules.merges import Merge
 from mooring.state.consolidation import consolidate, move_anchors
 from mooring.state.memory import Memory
 from mooring.state.offload import AnchorOffload
-from mooring.state.parameter_state import ParameterState, compute_dtype_of
-from mooring.state.resizing import keeps_rows
+from mooring.state.parameter_state import ParameterState, compute_dtype_of, keeps_rows
 from mooring.state.selection import module_names, moorable
 
 PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
