@@ -247,13 +247,8 @@ def _check_supported(args: TrainingArguments) -> None:
     config = args.fsdp_config
     if isinstance(config, dict) and config.get("xla"):
         raise MooringError("MooringCallback does not support FSDP on XLA: train on GPUs, or without fsdp")
-    if _fsdp_version(args) == 1:
+    plugin = getattr(args, "fsdp_plugin_args", None) or {}  # transformers 4 has environment variables instead
+    if int(plugin.get("fsdp_version", os.environ.get("FSDP_VERSION", 1))) == 1:
         raise MooringError(
             'MooringCallback does not support FSDP1, which flattens parameters: give fsdp_config={"version": 2}'
         )
-
-
-def _fsdp_version(args: TrainingArguments) -> int:
-    """Return the version of FSDP that the Trainer's options ask for."""
-    plugin = getattr(args, "fsdp_plugin_args", None) or {}  # transformers 4 has environment variables instead
-    return int(plugin.get("fsdp_version", os.environ.get("FSDP_VERSION", 1)))

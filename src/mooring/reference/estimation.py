@@ -14,7 +14,6 @@ from torch import Tensor
 from mooring.curvature.kronecker_factors import factor_shape
 from mooring.curvature.low_rank import Product
 from mooring.curvature.product_factors import factor_shapes
-from mooring.distributed.dtensor import world_size
 from mooring.errors import MooringError, NonFiniteError
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import OutputObserver
@@ -138,7 +137,7 @@ def estimate(
             observer.paused = False
         for temporary in step.observers:
             temporary.remove()
-    if not any(gather_objects(count) if share.world > 1 else [count]):
+    if not any(gather_objects(count)):
         raise MooringError("data has no batches: give batches that show what the model knows")
     if share.world > 1 and not share.together:
         combine_ranks(estimated)
@@ -237,7 +236,7 @@ def _bytes(states: MooringState, p: Tensor) -> int:
     if p in states.products:
         return gradient + anchor + _product_bytes(states, p, width)
     if p in states.with_factors and not (known and known.factors is None):
-        groups = states.groups_of(p)
+        groups = states.groups.get(p, 1)
         outs, ins, blocks = len(p) // groups, size // max(1, len(p)), states.importance.blocks
         squares = sum(torch.Size(factor_shape(side, blocks, groups)).numel() for side in (ins, outs))
         factors = 3 * squares + size  # of this task, of past tasks, and the eigenbasis with its curvature
@@ -268,11 +267,7 @@ def check_memory(states: MooringState) -> None:
 
     GPUs differ in free memory. If one rank refused alone, the others would wait for it to read its share.
     """
-    error = _too_little_memory(states)
-    if world_size() > 1:
-        stop_together(error, "has too little memory")
-    elif error:
-        raise error
+    stop_together(_too_little_memory(states), "has too little memory")
 
 
 def _too_little_memory(states: MooringState) -> MooringError | None:

@@ -98,7 +98,7 @@ class MooringState:
         self.layers: dict[nn.Module, dict[str, Tensor]] = {}
         self.diagonal_reasons: dict[Tensor, str] = {}
         self.with_factors: set[Tensor] = set()
-        self.grouped: dict[Tensor, int] = {}
+        self.groups: dict[Tensor, int] = {}  # of weights of convolutions that have several
         self.refresh()
 
     def refresh(self) -> None:
@@ -112,7 +112,7 @@ class MooringState:
             self.layers = self._moored_layers()
             self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
             weights = ((own.get("weight"), layer_groups(layer)) for layer, own in self.layers.items())
-            self.grouped = {p: groups for p, groups in weights if p is not None and groups > 1}
+            self.groups = {p: groups for p, groups in weights if p is not None and groups > 1}
             observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
             self.diagonal_reasons = observed | diagonal_reasons(
                 self.model, self.importance.largest, self.importance.blocks
@@ -311,12 +311,8 @@ class MooringState:
     def new_factors(self, p: Tensor) -> KroneckerFactors:
         """Return the factors of a parameter before anything is known of it."""
         return KroneckerFactors.zeros(
-            p.detach(), compute_dtype_of(p), blocks=self.importance.blocks, groups=self.groups_of(p)
+            p.detach(), compute_dtype_of(p), blocks=self.importance.blocks, groups=self.groups.get(p, 1)
         )
-
-    def groups_of(self, p: Tensor) -> int:
-        """Return the number of groups whose factors the weight of a convolution has; 1 for another parameter."""
-        return self.grouped.get(p, 1)
 
     def new_product(self, b: Tensor) -> ProductFactors:
         """Return the factors of a low-rank product, with what is known of past tasks of its layer."""
@@ -434,13 +430,14 @@ class MooringState:
 
 
 def is_one_graph(model: nn.Module) -> bool:
-    """Return whether a model, or a part of it, was compiled as one graph, in which layers cannot be observed."""
-    return any(map(_is_compiled_whole, model.modules()))
+    """Return whether a model, or a part of it, was compiled as one graph, in which layers cannot be observed.
 
-
-def _is_compiled_whole(module: nn.Module) -> bool:
-    """Return whether a module is compiled with fullgraph=True, by `torch.compile` or by its own method `compile`."""
-    context = getattr(module, "dynamo_ctx", None)
-    if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
-        context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
-    return bool(getattr(context, "fullgraph", False))
+    That is with fullgraph=True, by `torch.compile` or by a module's own method `compile`.
+    """
+    for module in model.modules():
+        context = getattr(module, "dynamo_ctx", None)
+        if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
+            context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
+        if getattr(context, "fullgraph", False):
+            return True
+    return False
