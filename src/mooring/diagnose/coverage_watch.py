@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Iterable
 
+import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from mooring.diagnose.coverage import ELSEWHERE, REMEDIES, ParameterCoverage, describe_unheld, find_coverage
-from mooring.diagnose.trained_before import evidence_of_training
-from mooring.distributed.dtensor import version_of
+from mooring.distributed.dtensor import local_tensor, version_of
 from mooring.errors import UnheldWarning, first_and_count, warn
 from mooring.rules import Budget, Pull
 from mooring.state.displacement import displaced
@@ -177,3 +178,40 @@ class CoverageWatch:
             f"training moves parameters that nothing holds: {describe_unheld(entries)}; moor.coverage() lists them",
             UnheldWarning,
         )
+
+
+@torch.no_grad()
+def evidence_of_training(states: MooringState) -> str:
+    """Return what shows that the model was trained before, in words; empty if nothing does.
+
+    Adapters are made for trained models, an optimizer with a history has trained this one, and training makes the
+    equal weights and biases of a normalization layer differ. A trained model may show none of this. A model from
+    random weights shows none of it, so that a first task from scratch is not taken for fine-tuning.
+    """
+    products = states.products
+    if any(p.requires_grad for p in (*products.by_b, *products.reasons)):
+        return "it has adapters"
+    if _has_history(states.optimizer):
+        return "the optimizer has already taken steps"
+    norms = ((name, module) for name, module in states.model.named_modules() if "Norm" in type(module).__name__)
+    for name, module in norms:
+        own = [p for p in (getattr(module, "weight", None), getattr(module, "bias", None)) if p in states.names]
+        if own and all(map(_differs_within, own)):
+            return f"the weights of {name!r} are not those of a new layer"
+    return ""
+
+
+def _has_history(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer has taken a step; Adagrad and others have a state before their first one."""
+    state = next((state for state in optimizer.state.values() if isinstance(state, dict)), {})
+    steps = state.get("step", 0)
+    counted = isinstance(steps, int | float | Tensor) and bool(torch.as_tensor(steps).any())  # of each row in some
+    return counted or state.get("momentum_buffer") is not None
+
+
+def _differs_within(p: Tensor) -> bool:
+    """Return whether the elements of a vector differ from each other, on this rank."""
+    if is_lazy(p) or p.is_meta or p.ndim != 1:
+        return False
+    values = local_tensor(p)
+    return bool((values != values[:1]).any())

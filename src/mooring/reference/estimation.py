@@ -267,11 +267,7 @@ def check_memory(states: MooringState) -> None:
 
     GPUs differ in free memory. If one rank refused alone, the others would wait for it to read its share.
     """
-    stop_together(_too_little_memory(states), "has too little memory")
-
-
-def _too_little_memory(states: MooringState) -> MooringError | None:
-    """Return an error if an estimate does not fit into the memory of this rank's devices."""
+    error: MooringError | None = None
     for device, needed in estimated_bytes(states).items():
         if (free := free_bytes(device)) is not None and needed > free:
             remedy = "exclude some parameters, or give memory=Memory(host=True)"
@@ -279,11 +275,11 @@ def _too_little_memory(states: MooringState) -> MooringError | None:
                 remedy = "give adapters=Product(largest=512, dtype=torch.bfloat16), or exclude some parameters"
             elif states.importance.by_layer:
                 remedy = f"give {states.importance.name}(blocks=512), or exclude some parameters"
-            return MooringError(
+            error = MooringError(
                 f"the reference needs {needed / 1e9:.1f} GB on {device} besides activations, and {free / 1e9:.1f} GB "
                 f"are free: {remedy}"
             )
-    return None
+    stop_together(error, "has too little memory")
 
 
 T = TypeVar("T")
