@@ -155,7 +155,7 @@ class KroneckerFactors:
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of the curvature of past tasks in the shape of the parameter `like`."""
-        return self._diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
+        return self._diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks, like)
 
     def _diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
         """Return the diagonal of scale * G (x) A in the shape of a parameter."""
@@ -166,7 +166,7 @@ class KroneckerFactors:
 
     def past_is_known(self) -> Tensor:
         """Return whether the curvature of past tasks is not 0 everywhere, on the device; it needs no basis."""
-        return self.past_inputs.diagonal(dim1=-2, dim2=-1).any() & self.past_outputs.diagonal(dim1=-2, dim2=-1).any()
+        return self.past_inputs.any() & self.past_outputs.any()
 
     def matrices(self) -> list[Tensor]:
         """Return the matrices whose eigenvectors are the basis."""

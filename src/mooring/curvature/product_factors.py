@@ -76,10 +76,6 @@ class ProductFactors(KroneckerFactors):
             self.tasks = other.tasks
             self.update_eigenbasis()
 
-    def past_is_known(self) -> Tensor:
-        """Return whether C and G of past tasks are not 0 everywhere, on the device."""
-        return self.past_inputs.any() & self.past_outputs.any()
-
     def matrices(self) -> list[Tensor]:
         """Return G over past tasks, whose eigenvectors are the basis; nothing if it is a diagonal."""
         outputs = self.past_factor("outputs")
@@ -113,15 +109,7 @@ class ProductFactors(KroneckerFactors):
         values = outputs if outputs.ndim == 1 else (vectors * (outputs @ vectors)).sum(-2).flatten().clamp(min=0)
         return values + self.options.damping * values.sum() / max(1, self.low_rank.outputs)
 
-    def diagonal(self, like: Tensor) -> Tensor:
-        """Return the curvature of each weight of B on this task, for the present A."""
-        return self._b_diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2)
-
-    def past_diagonal(self, like: Tensor) -> Tensor:
-        """Return the curvature of each weight of B over past tasks, for the present A."""
-        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks)
-
-    def past_diagonal_of_a(self, like: Tensor) -> Tensor:
+    def past_diagonal_of_a(self) -> Tensor:
         """Return the curvature of each weight of A on this rank over past tasks, for the present B; 0 while B is 0."""
         b = gathered(self.low_rank.b.detach()).flatten(1).to(self.inputs).mT
         rows = (rows_times(b, self.past_factor("outputs"), b.shape[-1]) * b).sum(1)
@@ -129,7 +117,8 @@ class ProductFactors(KroneckerFactors):
         whole = self.tasks * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns
         return local_part(whole.reshape(self.low_rank.a.shape), self.low_rank.a)
 
-    def _b_diagonal(self, inputs: Tensor, outputs: Tensor, scale: float) -> Tensor:
+    def _diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
+        """Return the curvature of each weight of B, for the present A."""
         a = gathered(self.low_rank.a.detach()).flatten(1).to(inputs)
         columns = input_gram(a, rows_times(a, inputs, a.shape[-1]), self.low_rank.scale).diagonal().to(inputs)
         rows = side_diagonal(outputs, self.low_rank.outputs)

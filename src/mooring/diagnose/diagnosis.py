@@ -166,7 +166,7 @@ def _scores(state: ParameterState) -> Tensor:
     if state.is_product_input:
         assert state.held_with is not None
         assert isinstance(state.held_with.factors, ProductFactors)
-        return state.held_with.factors.past_diagonal_of_a(state.theta)
+        return state.held_with.factors.past_diagonal_of_a()
     return state.full(state.previous) if state.factors is None else state.factors.past_diagonal(state.theta)
 
 
