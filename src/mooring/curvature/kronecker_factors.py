@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.parameter import is_lazy
 
 from mooring.curvature.eigenbases import at_least_rounding, eigenbases
 from mooring.curvature.factor_blocks import block_size, rotate, split_rows
@@ -27,9 +26,6 @@ MIN_BLOCK_SHARE = 8
 
 MIRRORED_BANDS, MIN_MIRRORED = 4, 1536
 """The number of bands in which the half of a symmetric product is computed, and the least size for that."""
-
-LAZY = "its layer has no shape yet"
-"""Why the parameters of a lazy layer have no factors before its first call."""
 
 
 @dataclass
@@ -321,8 +317,6 @@ def _layer_reason(layer: nn.Module, largest: int, blocks: int | None) -> str:
     weight: Any = layer._parameters.get("weight")
     if weight is None:
         return "the weight of its layer is computed from other parameters"
-    if is_lazy(weight):
-        return LAZY
     if isinstance(layer, NonDynamicallyQuantizableLinear):  # the out_proj of nn.MultiheadAttention
         return "attention reads its weight without calling its layer"
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":

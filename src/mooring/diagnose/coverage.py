@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.errors import first_and_count
@@ -46,7 +45,7 @@ class ParameterCoverage:
 
     Attributes:
         name: the parameter's name.
-        size: the number of its weights; 0 for one of a lazy layer that was not called yet.
+        size: the number of its weights.
         status: "held", "free by request", "cannot move" or "unheld".
         how: by what it is held, "scores", "factors", or the "product" of a low-rank adapter; empty if it is not.
         reason: why it is not held, or why it has scores although the importance is by layer.
@@ -149,8 +148,7 @@ def find_coverage(
     held = {state.parameter for state, any_score in zip(known, _any_scores(known), strict=True) if any_score}
     in_optimizer, entries = {*states.optimizer_parameters()}, []
     for p, name in moorable(states.model, ()).items():
-        size = 0 if is_lazy(p) else p.numel()
-        if not size and not is_lazy(p):
+        if not (size := p.numel()):
             if p in states.products.reasons:  # an adapter of rank 0
                 entries.append(ParameterCoverage(name, 0, FIXED, "", states.products.reasons[p]))
             continue

@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from mooring.diagnose.coverage import ELSEWHERE, REMEDIES, ParameterCoverage, describe_unheld, find_coverage
 from mooring.distributed.dtensor import local_tensor, version_of
@@ -211,7 +210,7 @@ def _has_history(optimizer: torch.optim.Optimizer) -> bool:
 
 def _differs_within(p: Tensor) -> bool:
     """Return whether the elements of a vector differ from each other, on this rank."""
-    if is_lazy(p) or p.is_meta or p.ndim != 1:
+    if p.is_meta or p.ndim != 1:
         return False
     values = local_tensor(p)
     return bool((values != values[:1]).any())

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from mooring.curvature.kronecker_factors import (
     FACTOR_SLOTS,
-    LAZY,
     KroneckerFactors,
     diagonal_reasons,
     layer_groups,
@@ -213,7 +211,7 @@ class MooringState:
 
     def trained_by_name(self) -> State:
         """Return the model's parameters that the optimizer trains, also excluded ones, by name."""
-        trained = [p for p in self.optimizer_parameters() if p.requires_grad and not is_lazy(p)]
+        trained = [p for p in self.optimizer_parameters() if p.requires_grad]
         for p in trained:
             self.is_moorable(p)  # makes the model be read again where one is unknown
         return {self._all_names[p]: p for p in trained if p in self._all_names}
@@ -237,8 +235,6 @@ class MooringState:
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
             kind = "is complex" if p.is_complex() else "has a sparse gradient"
             raise MooringError(f"{self.names[p]!r} {kind}, which cannot be moored: exclude it")
-        if self.diagonal_reasons.get(p) == LAZY:
-            self.refresh()  # it has its shape by now
         known = self.records.get(p)  # the model may have been read again
         if known is None:
             self.records[p] = self.new_state(p, self.tasks)
