@@ -12,7 +12,7 @@ from torch import nn
 
 from mooring.distributed.dtensor import world_size
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import MEASURED, DeferredAttach, MooringOwner, SavedState
+from mooring.integrations.deferred_attach import MEASURED, MooringOwner, SavedState
 from mooring.integrations.state_file import NAME, is_sharded, save
 from mooring.reference.batches import is_row
 
@@ -61,9 +61,8 @@ class MooringCallback(MooringOwner, TrainerCallback):
     def __init__(
         self, *, consolidate: bool = True, state: SavedState = None, verbose: bool = True, **options: Any
     ) -> None:
-        self.verbose = verbose
+        MooringOwner.__init__(self, state, options, consolidates=consolidate, verbose=verbose)
         self.consolidate, self._training, self._staged = consolidate, False, -1
-        self._deferred = DeferredAttach(state, options, consolidates=consolidate)
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Refuse unsupported options before any data is read."""
@@ -86,15 +85,15 @@ class MooringCallback(MooringOwner, TrainerCallback):
             )
         assert model is not None
         assert optimizer is not None
-        reference = self._deferred.options.get("reference")
+        reference = self._options.get("reference")
         if is_dataset(reference):
             reference = CollatedRows(reference, args.train_batch_size, given["train_dataloader"])
-        self._deferred.attach(model, optimizer, resumes=bool(state.global_step), reference=reference)
+        self._attach(model, optimizer, resumes=bool(state.global_step), reference=reference)
         self._training, self._staged = True, -1
         if state.global_step:
             folders = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
             folders.append(_folder(args, state))
-            file = self._deferred.resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
+            file = self._resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
             if file.name == STAGED and folders[-1].is_dir():
                 self._write(args, folders[-1])  # before the next checkpoint overwrites the staged file
         self.print_coverage()
@@ -134,7 +133,7 @@ class MooringCallback(MooringOwner, TrainerCallback):
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             if world_size() > 1:
                 dist.barrier()  # the first rank may still be writing the file
-            self._deferred.resume_from(Path(state.best_model_checkpoint) / NAME)
+            self._resume_from(Path(state.best_model_checkpoint) / NAME)
         if self.consolidate:
             self.end_task()
         if args.save_strategy != "no":
