@@ -275,16 +275,13 @@ def diagonal_reasons(model: nn.Module, largest: int, blocks: int | None = None) 
     """
     reasons: dict[Tensor, str] = {}
     for module in model.modules():
-        own = {name: p for name, p in module._parameters.items() if p is not None}
-        if not _is_layer(module):
-            reason = f"it belongs to a {type(module).__name__}, which has no Kronecker factors"
-            reasons |= dict.fromkeys(own.values(), reason)
-            continue
-        reason = _layer_reason(module, largest, blocks)
-        for name, p in own.items():
-            if name not in ("weight", "bias"):
+        reason = f"it belongs to a {type(module).__name__}, which has no Kronecker factors"
+        if is_layer := _is_layer(module):
+            reason = _layer_reason(module, largest, blocks)
+        for name, p in module._parameters.items():
+            if p is not None and is_layer and name not in ("weight", "bias"):
                 reasons[p] = "only the weight and the bias of a layer have Kronecker factors"
-            elif reason:
+            elif p is not None and reason:
                 reasons[p] = reason
     return reasons
 
@@ -319,10 +316,8 @@ def _layer_reason(layer: nn.Module, largest: int, blocks: int | None) -> str:
         return "the weight of its layer is computed from other parameters"
     if isinstance(layer, NonDynamicallyQuantizableLinear):  # the out_proj of nn.MultiheadAttention
         return "attention reads its weight without calling its layer"
-    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
-        return "convolutions with other padding than zeros have no Kronecker factors"
-    if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
-        return f"convolutions with padding={layer.padding!r} have no Kronecker factors"
+    if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
+        return "convolutions with other padding than numbers of zeros have no Kronecker factors"
     outs, ins = weight.mT.shape if is_transposed(layer) else weight.flatten(1).shape
     if (groups := layer_groups(layer)) > 1:
         outs, largest, blocks = outs // groups, min(largest, blocks or largest), None

@@ -108,11 +108,8 @@ class Memory:
 
     def new_anchor(self, theta: Tensor) -> Tensor:
         """Return a new anchor at a parameter, or at its part on this rank."""
-        dtype = self.anchor or theta.dtype
-        if not self.host:
-            return torch.empty_like(theta, dtype=dtype).copy_(theta)
-        pinned = theta.device.type == "cuda"
-        return torch.empty_like(theta, dtype=dtype, device="cpu", pin_memory=pinned).copy_(theta)
+        pinned, device = self.host and theta.device.type == "cuda", "cpu" if self.host else theta.device
+        return torch.empty_like(theta, dtype=self.anchor or theta.dtype, device=device, pin_memory=pinned).copy_(theta)
 
     def store_current(self, current: Tensor) -> Tensor:
         """Return the importance of a new task in the form it is kept in."""
