@@ -152,32 +152,27 @@ def find_coverage(
             if p in states.products.reasons:  # an adapter of rank 0
                 entries.append(ParameterCoverage(name, 0, FIXED, "", states.products.reasons[p]))
             continue
-        entry = ParameterCoverage(name, size, UNHELD)
+        status, how, reason, remedy = UNHELD, "", "", ""
         if p not in states.names:
-            entry = _with(entry, FREE, "is excluded", "to hold it, leave it out of exclude")
+            status, reason, remedy = FREE, "is excluded", "to hold it, leave it out of exclude"
         elif p not in in_optimizer and name in elsewhere and p not in siblings:
-            entry = _with(entry, UNHELD, ELSEWHERE)
+            reason = ELSEWHERE
         elif p not in in_optimizer:
-            entry = _with(entry, FIXED, "has another Mooring" if p in siblings else "is not in the optimizer")
+            status, reason = FIXED, "has another Mooring" if p in siblings else "is not in the optimizer"
         elif not p.requires_grad:
-            entry = _with(entry, FIXED, "is frozen, requires_grad=False")
+            status, reason = FIXED, "is frozen, requires_grad=False"
         elif states.tasks and _is_zero(pull):
-            entry = _with(entry, FREE, "is moored with a pull of strength 0", "to hold it, give one above 0")
+            status, reason, remedy = FREE, "is moored with a pull of strength 0", "to hold it, give one above 0"
         elif p in held:
-            own = states.records[p]
+            own, status = states.records[p], HELD
             how = "product" if own.held_with else "factors" if own.factors else "scores"
             reason = states.products.reasons.get(p, "" if own.held_with else states.diagonal_reasons.get(p, ""))
-            entry = ParameterCoverage(name, size, HELD, how, reason)
         else:
-            entry = _with(entry, UNHELD, _why_unheld(states, p))
-        entries.append(entry)
+            reason = _why_unheld(states, p)
+        if status == UNHELD:
+            remedy = REMEDIES.get(reason, HOLD_NEW)
+        entries.append(ParameterCoverage(name, size, status, how, reason, remedy))
     return Coverage(states.tasks, tuple(entries))
-
-
-def _with(entry: ParameterCoverage, status: str, reason: str, remedy: str | None = None) -> ParameterCoverage:
-    if remedy is None:
-        remedy = REMEDIES.get(reason, HOLD_NEW) if status == UNHELD else ""
-    return ParameterCoverage(entry.name, entry.size, status, "", reason, remedy)
 
 
 def _why_unheld(states: MooringState, p: Tensor) -> str:

@@ -71,7 +71,7 @@ class MooringState:
         merge: Merge,
         exclude: tuple[str, ...],
         memory: Memory,
-        adapters: Product | str = "",
+        adapters: Product | str,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -138,17 +138,17 @@ class MooringState:
 
     def _find_products(self, gone: Iterable[ParameterState]) -> None:
         """Read the low-rank adapters that the model has now; remember the factors of those that left it."""
-        reason = self.adapters if isinstance(self.adapters, str) else ""
+        found = find_products(module_names(self.model), self.names)
+        reason = self.adapters
         if not self.importance.by_layer and is_one_graph(self.model):
             reason = ONE_GRAPH
-        if isinstance(self.adapters, str) or reason:
-            if reason:
-                self.products = by_parameters(find_products(module_names(self.model), self.names), reason)
+        if isinstance(reason, str):
+            self.products = by_parameters(found, reason)
             return
         for state in gone:
             if isinstance(state.factors, ProductFactors) and state.factors.tasks:
                 self.merged_products[state.factors.layer_name] = state.factors
-        self.products = find_products(module_names(self.model), self.names)
+        self.products = found
         for b, low_rank in self.products.by_b.items():
             factors = self.records[b].factors if b in self.records else None
             if isinstance(factors, ProductFactors):
