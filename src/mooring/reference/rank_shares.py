@@ -55,17 +55,10 @@ class RankShare:
             own = islice(own, self.length(batches))
         elif self.world > 1:
             own = islice(own, self.rank, None, self.world)
-        yield from self._together(own) if self.together else own
-
-    def _together(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches as long as every rank has one."""
-        device = device_of(self.model)
-        while True:
-            batch = next(batches, None)
-            ready = torch.tensor(int(batch is not None), device=device)
-            dist.all_reduce(ready, op=dist.ReduceOp.MIN)
-            if not ready:
-                return
+        if not self.together:
+            yield from own
+            return
+        while all(gather_objects((batch := next(own, None)) is not None)):  # as long as every rank has one
             yield batch
 
     @contextmanager
