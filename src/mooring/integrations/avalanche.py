@@ -9,8 +9,6 @@ try:
 except ImportError as error:
     raise ImportError("mooring.integrations.avalanche needs avalanche: pip install avalanche-lib") from error
 
-__all__ = ["MooringPlugin"]
-
 
 class MooringPlugin(MooringOwner, SupervisedPlugin):  # type: ignore[misc]
     """A plugin that moors the model of an Avalanche strategy; each experience is a task, consolidated at its end.

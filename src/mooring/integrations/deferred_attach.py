@@ -15,8 +15,6 @@ from mooring.mooring import Mooring
 from mooring.rules import State
 from mooring.state.memory import Memory
 
-__all__ = ["MooringOwner", "SavedState"]
-
 SavedState = State | str | Path | None
 """The state of a Mooring, the file or folder that it was saved to, or None."""
 

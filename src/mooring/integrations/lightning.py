@@ -17,8 +17,6 @@ else:
             message = "mooring.integrations.lightning needs lightning: pip install 'mooring[lightning]'"
             raise ImportError(message) from error
 
-__all__ = ["MooringCallback"]
-
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 """Strategies that shard the parameters."""
 

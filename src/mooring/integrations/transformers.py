@@ -22,8 +22,6 @@ except ImportError as error:
     message = "mooring.integrations.transformers needs transformers and accelerate: pip install 'mooring[transformers]'"
     raise ImportError(message) from error
 
-__all__ = ["MooringCallback", "last_checkpoint"]
-
 STAGED = "mooring-next.safetensors"
 """The state of the checkpoint in progress: written before it, and moved into it when it is complete."""
 

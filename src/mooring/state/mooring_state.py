@@ -138,17 +138,17 @@ class MooringState:
 
     def _find_products(self, gone: Iterable[ParameterState]) -> None:
         """Read the low-rank adapters that the model has now; remember the factors of those that left it."""
-        found = find_products(module_names(self.model), self.names)
+        products = find_products(module_names(self.model), self.names)
         reason = self.adapters
         if not self.importance.by_layer and is_one_graph(self.model):
             reason = ONE_GRAPH
         if isinstance(reason, str):
-            self.products = by_parameters(found, reason)
+            self.products = by_parameters(products, reason)
             return
         for state in gone:
             if isinstance(state.factors, ProductFactors) and state.factors.tasks:
                 self.merged_products[state.factors.layer_name] = state.factors
-        self.products = found
+        self.products = products
         for b, low_rank in self.products.by_b.items():
             factors = self.records[b].factors if b in self.records else None
             if isinstance(factors, ProductFactors):
