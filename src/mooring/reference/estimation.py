@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mooring.curvature.kronecker_factors import factor_shape
 from mooring.curvature.low_rank import Product
 from mooring.curvature.product_factors import factor_shapes
 from mooring.errors import MooringError, NonFiniteError
@@ -236,11 +235,9 @@ def _bytes(states: MooringState, p: Tensor) -> int:
     if p in states.products:
         return gradient + anchor + _product_bytes(states, p, width)
     if p in states.with_factors and not (known and known.factors is None):
-        groups = states.groups.get(p, 1)
-        outs, ins, blocks = len(p) // groups, size // max(1, len(p)), states.importance.blocks
-        squares = sum(torch.Size(factor_shape(side, blocks, groups)).numel() for side in (ins, outs))
-        factors = 3 * squares + size  # of this task, of past tasks, and the eigenbasis with its curvature
-        return gradient + anchor + width * factors
+        new = states.new_factors(p)  # zeros, which take no memory
+        squares = new.inputs.numel() + new.outputs.numel()
+        return gradient + anchor + width * (3 * squares + size)  # of this task, of past tasks, and the eigenbasis
     return gradient + anchor + width * size * (1 if known and known.previous is not None else 2)
 
 
