@@ -257,8 +257,7 @@ class MooringState:
         """
         if sharded(p):
             raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach again")
-        grouped = old.factors is not None and not old.held_with and old.factors.inputs.ndim > 2
-        if old.factors and (old.factors.blocked or grouped):  # its blocks or groups have other sizes now
+        if old.factors and old.factors.inputs.ndim > 2:  # its blocks or groups have other sizes now
             self.to_scores(old)
         new = self.new_state(p, self.tasks)
         if old.held_with or p in self.products:
