@@ -106,19 +106,19 @@ class MooringState:
         self.records = {p: state for p, state in self.records.items() if p in self.names}
         self._foreign = {p for p in self.optimizer_parameters() if p not in self.names}
         self._find_products(gone.values())
+        self.layers = {}
         if self.importance.by_layer:
-            self.layers = self._moored_layers()
-            self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
+            options = self.importance.largest, self.importance.blocks
+            for layer, own in layers_with_factors(self.model, *options).items():
+                if moored := {n: p for n, p in own.items() if p in self.names and p not in self.products}:
+                    self.layers[layer] = moored
+            self.with_factors = {p for own in self.layers.values() for p in own.values()}
             weights = ((own.get("weight"), layer_groups(layer)) for layer, own in self.layers.items())
             self.groups = {p: groups for p, groups in weights if p is not None and groups > 1}
             observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
-            self.diagonal_reasons = observed | diagonal_reasons(
-                self.model, self.importance.largest, self.importance.blocks
-            )
-        if isinstance(self.adapters, Product):
-            own_layers = self.layers if self.importance.by_layer else {}
-            added = {layer: own_layers.get(layer, {}) | products for layer, products in self.products.layers.items()}
-            self.layers = own_layers | added
+            self.diagonal_reasons = observed | diagonal_reasons(self.model, *options)
+        for layer, own in self.products.layers.items():
+            self.layers[layer] = self.layers.get(layer, {}) | own
         self._all_names = moorable(self.model, ())
         resized = [(state, p) for p, state in self.records.items() if state.shape != p.shape]
         for p, name in self.names.items() if gone else ():
@@ -126,15 +126,6 @@ class MooringState:
                 resized.append((gone[name], p))
         for state, p in resized:
             self._resize(state, p)
-
-    def _moored_layers(self) -> dict[nn.Module, dict[str, Tensor]]:
-        """Return the layers with factors, with their parameters that are neither excluded nor held as products."""
-        layers = layers_with_factors(self.model, self.importance.largest, self.importance.blocks)
-        moored = (
-            (layer, {n: p for n, p in own.items() if p in self.names and p not in self.products})
-            for layer, own in layers.items()
-        )
-        return {layer: own for layer, own in moored if own}
 
     def _find_products(self, gone: Iterable[ParameterState]) -> None:
         """Read the low-rank adapters that the model has now; remember the factors of those that left it."""
