@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.observe.layer_observer import LayerObserver
@@ -37,6 +38,8 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, exclude:
         )
     held = [p for group in optimizer.param_groups for p in group["params"]]
     all_parameters = moorable(model, ())
+    if lazy := [name for p, name in all_parameters.items() if is_lazy(p)]:
+        raise MooringError(f"{lazy[0]!r} has no shape yet: call the model once, then make the optimizer and attach")
     if not any(p in all_parameters for p in held):
         raise MooringError("the optimizer holds none of the model's parameters: build it from model.parameters()")
     names = moorable(model, exclude)

@@ -9,7 +9,7 @@ from torch import nn
 
 import mooring
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import DeferredAttach
+from mooring.integrations.deferred_attach import MooringOwner
 from mooring.rules import Balanced, Importance, Kronecker
 from mooring.state.memory import Memory
 
@@ -147,5 +147,5 @@ def test_callback_with_a_state_continues_its_rules_without_reading_the_reference
     text = repr(moor)
     moor.detach()
     unread = {"reference": iter(())} if "reference" in named else {}
-    other = DeferredAttach(moor.state_dict(), {**named, **unread}).attach(model, optimizer)
+    other = MooringOwner(moor.state_dict(), {**named, **unread})._attach(model, optimizer)
     assert repr(other) == text

@@ -87,18 +87,6 @@ def test_nothing_is_held_in_a_first_task_and_no_warning_is_given():
     assert "nothing held" not in repr(moor)
 
 
-def test_lazy_layers_are_covered_before_and_after_they_have_a_shape():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
-    optimizer = sgd(model)
-    moor = mooring.attach(model, optimizer)
-    assert [entry.size for entry in moor.coverage().parameters] == [0] * 4
-    train(model, optimizer)
-    moor.consolidate()
-    assert moor.coverage().summary == "4 of 4 parameters held (67 of 67 weights)"
-
-
 def test_reference_holds_every_parameter_before_the_first_step():
     model = small()
     moor = mooring.attach(model, sgd(model), reference=KNOWN)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mooring
-from mooring.diagnose.diagnosis import diagnose
+from mooring.diagnose.diagnosis import diagnose_states
 from mooring.errors import MooringError, NonFiniteError
 from mooring.rules import Importance
 
@@ -458,7 +458,9 @@ def test_advice_without_importance_asks_for_a_trained_task():
 
 
 def test_diagnosis_without_parameters_is_empty():
-    diagnosis = diagnose(sgd(Net()), {}, strength=1.0)
+    model = Net()
+    moor = mooring.attach(model, sgd(model), pull=mooring.Penalty(1.0))  # no parameter had a gradient
+    diagnosis = diagnose_states(moor._states, moor.pull, strength=1.0)
     assert diagnosis.layers == ()
     assert diagnosis.stable
     assert str(diagnosis)

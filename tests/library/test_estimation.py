@@ -17,7 +17,7 @@ import mooring
 from library.stateful_net import StatefulNet, model_unchanged
 from mooring.errors import MooringError, NonFiniteError
 from mooring.reference import reference_labels
-from mooring.reference.reference_labels import add_sampled_labels, warn_of_probabilities
+from mooring.reference.reference_labels import prepare_labels, warn_of_probabilities
 from mooring.rules import Kronecker
 from mooring.testing import check_equal
 
@@ -138,20 +138,20 @@ def test_labels_are_sampled_per_position_and_other_batches_are_unchanged():
     embedding = nn.Embedding(5, 5)
     tokens = torch.randint(5, (3, 7))
     state = torch.get_rng_state()
-    (x, y), (_, again) = (add_sampled_labels(embedding, given, seed=4) for given in (tokens, [tokens]))
+    (x, y), (_, again) = (prepare_labels(embedding, given, seed=4) for given in (tokens, [tokens]))
     assert x is tokens
     assert y.shape == (3, 7)
     assert torch.equal(y, again)
     assert torch.equal(torch.get_rng_state(), state)
     for batch in ((tokens, y), {"x": tokens, "labels": y}, "text"):
-        assert add_sampled_labels(embedding, batch, seed=0) is batch
+        assert prepare_labels(embedding, batch, seed=0) is batch
 
 
 @pytest.mark.parametrize("at_once", [1 << 24, 7 * 11])
 def test_labels_of_many_classes_are_drawn_in_parts_from_the_prediction(at_once, monkeypatch):
     monkeypatch.setattr(reference_labels, "MAX_PROBABILITIES", at_once)
     logits = torch.randn(11).repeat(2, 3000, 1)
-    _, drawn = add_sampled_labels(nn.Identity(), logits, seed=5)
+    _, drawn = prepare_labels(nn.Identity(), logits, seed=5)
     if at_once > logits.numel():  # as torch draws them
         generator = torch.Generator().manual_seed(5)
         expected = torch.multinomial(logits.flatten(0, 1).softmax(-1), 1, generator=generator)

@@ -1,7 +1,6 @@
 """Tests of what `Kronecker` observes: every layer has factors or scores, of the gradients that the steps used."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -612,18 +611,6 @@ def test_sample_without_a_batch_equals_a_batch_of_one(layer):
         optimizer.step()
         results.append(curvature(moor, "0.weight"))
     torch.testing.assert_close(*results)
-
-
-def test_lazy_layer_gets_factors_once_it_has_a_shape():
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = nn.Sequential(nn.LazyLinear(6), nn.Tanh(), nn.Linear(6, 3))
-    optimizer, moor = moored(model)
-    for seed in range(3):
-        step(model, optimizer, seed)
-    assert {"0.weight", "0.bias"} <= with_factors(moor)
-    nothing_moves(model, optimizer, moor, lambda seed: 10 * loss_of(model, seed))
 
 
 def test_batch_without_samples_is_not_observed():

@@ -9,7 +9,7 @@ from torch import nn
 import mooring
 from library.adapters.low_rank_nets import Adapted
 from library.live_memory import peak_bytes
-from mooring.curvature import sampled_places
+from mooring.curvature import observed_factors
 from mooring.errors import MooringError
 from mooring.reference import divergence, estimation, reference_labels
 from mooring.rules import Kronecker
@@ -267,7 +267,7 @@ def test_rounded_mean_of_few_batches_gives_the_same_energy():
 @pytest.mark.parametrize("make", INPUTS)
 def test_attach_takes_little_more_memory_than_training(make, importance, options, monkeypatch):
     """Large models take windows of images in parts; so do these miniatures."""
-    monkeypatch.setattr(sampled_places, "MAX_WINDOWS", 1 << 17)
+    monkeypatch.setattr(observed_factors, "MAX_WINDOWS", 1 << 17)
     torch.manual_seed(0)
     model, batches = make(), [INPUTS[make]() for _ in range(4)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)

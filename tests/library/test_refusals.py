@@ -56,6 +56,12 @@ def test_attach_refuses_lbfgs():
     refuse("LBFGS cannot be moored", lambda: attach(net, torch.optim.LBFGS(net.parameters())))
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_attach_refuses_layers_without_a_shape():
+    net = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+    refuse("'0.weight' has no shape yet", lambda: attach(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+
+
 def test_attach_refuses_the_same_optimizer_twice_until_detached():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

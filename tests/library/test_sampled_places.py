@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 import mooring
-from mooring.curvature import sampled_places
+from mooring.curvature import observed_factors
 from mooring.curvature.kronecker_factors import layer_rows
-from mooring.curvature.observed_factors import observe
-from mooring.curvature.sampled_places import sample_rows
+from mooring.curvature.observed_factors import observe, sample_rows
 from mooring.errors import MooringError
 from mooring.rules import Kronecker
 
@@ -57,7 +56,7 @@ def test_gradient_is_that_of_all_places(name):
 def test_large_batches_are_observed_in_parts(name, monkeypatch):
     layer, x, b = called(name)
     whole = observe(layer, x, b)["weight"]
-    monkeypatch.setattr(sampled_places, "MAX_WINDOWS", 8000)
+    monkeypatch.setattr(observed_factors, "MAX_WINDOWS", 8000)
     parts = observe(layer, x, b)["weight"]
     assert parts.samples == whole.samples == 5
     for slot in ("inputs", "outputs", "gradient"):

@@ -231,14 +231,10 @@ def chunks(tensors: Mapping[str, Tensor], size: int | None = None) -> Iterator[S
         yield dict(zip(tensors, views, strict=True))
 
 
+@cache
 def has_compiler(device: torch.device) -> bool:
     """Return whether GPU kernels can be generated for a device; the rules run eagerly where not."""
-    return device.type == "cuda" and _triton_is_installed()
-
-
-@cache
-def _triton_is_installed() -> bool:
-    return find_spec("triton") is not None
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 @contextmanager

@@ -80,7 +80,7 @@ class ProductStack:
         self.states, self.factors = list(states), [factors_of(state) for state in states]
         self.dtype, device = states[0].compute_dtype, states[0].parameter.device
         self.outs, self.ins = len(states[0].parameter), _first(states[0])[0].numel()
-        scales = [factors.low_rank.scale for factors in self.factors if factors.low_rank]
+        scales = [factors.low_rank.scale for factors in self.factors]
         self.scale = torch.tensor(scales, dtype=torch.float64, device=device).reshape(-1, 1, 1)
         self.outputs = torch.stack([_basis(factors)[2] for factors in self.factors]).to(self.dtype)
         self.diagonal = not _basis(self.factors[0])[1].numel()

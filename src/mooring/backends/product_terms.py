@@ -27,7 +27,6 @@ def is_active_product(state: ParameterState) -> bool:
     factors = state.factors
     if not isinstance(factors, ProductFactors) or factors.basis is None:
         return False
-    assert factors.low_rank is not None
     return factors.low_rank.is_active()
 
 
@@ -83,7 +82,7 @@ class ProductTerm(BatchTerm):
         anchors += [state.held_with.anchor for state in self.states if state.held_with]
         products = [own for own in factors if isinstance(own, ProductFactors)]
         objects: list[object] = [*factors, *anchors, *[own.basis for own in products]]
-        scales = [own.low_rank.scale for own in products if own.low_rank]
+        scales = [own.low_rank.scale for own in products]
         return objects, [*scales, *[t._version for t in anchors], *[state.parameter.device for state in self.states]]
 
     def is_valid(self) -> bool:

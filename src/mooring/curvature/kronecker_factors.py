@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.parameter import is_lazy
 
 from mooring.curvature.eigenbases import at_least_rounding, eigenbases
 from mooring.curvature.factor_blocks import block_size, rotate, split_rows
@@ -27,9 +26,6 @@ MIN_BLOCK_SHARE = 8
 
 MIRRORED_BANDS, MIN_MIRRORED = 4, 1536
 """The number of bands in which the half of a symmetric product is computed, and the least size for that."""
-
-LAZY = "its layer has no shape yet"
-"""Why the parameters of a lazy layer have no factors before its first call."""
 
 
 @dataclass
@@ -155,7 +151,7 @@ class KroneckerFactors:
 
     def past_diagonal(self, like: Tensor) -> Tensor:
         """Return the diagonal of the curvature of past tasks in the shape of the parameter `like`."""
-        return self._diagonal(self.past_inputs, self.past_outputs, self.tasks, like)
+        return self._diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks, like)
 
     def _diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
         """Return the diagonal of scale * G (x) A in the shape of a parameter."""
@@ -166,7 +162,7 @@ class KroneckerFactors:
 
     def past_is_known(self) -> Tensor:
         """Return whether the curvature of past tasks is not 0 everywhere, on the device; it needs no basis."""
-        return self.past_inputs.diagonal(dim1=-2, dim2=-1).any() & self.past_outputs.diagonal(dim1=-2, dim2=-1).any()
+        return self.past_inputs.any() & self.past_outputs.any()
 
     def matrices(self) -> list[Tensor]:
         """Return the matrices whose eigenvectors are the basis."""
@@ -279,16 +275,13 @@ def diagonal_reasons(model: nn.Module, largest: int, blocks: int | None = None) 
     """
     reasons: dict[Tensor, str] = {}
     for module in model.modules():
-        own = {name: p for name, p in module._parameters.items() if p is not None}
-        if not _is_layer(module):
-            reason = f"it belongs to a {type(module).__name__}, which has no Kronecker factors"
-            reasons |= dict.fromkeys(own.values(), reason)
-            continue
-        reason = _layer_reason(module, largest, blocks)
-        for name, p in own.items():
-            if name not in ("weight", "bias"):
+        reason = f"it belongs to a {type(module).__name__}, which has no Kronecker factors"
+        if is_layer := _is_layer(module):
+            reason = _layer_reason(module, largest, blocks)
+        for name, p in module._parameters.items():
+            if p is not None and is_layer and name not in ("weight", "bias"):
                 reasons[p] = "only the weight and the bias of a layer have Kronecker factors"
-            elif reason:
+            elif p is not None and reason:
                 reasons[p] = reason
     return reasons
 
@@ -321,14 +314,10 @@ def _layer_reason(layer: nn.Module, largest: int, blocks: int | None) -> str:
     weight: Any = layer._parameters.get("weight")
     if weight is None:
         return "the weight of its layer is computed from other parameters"
-    if is_lazy(weight):
-        return LAZY
     if isinstance(layer, NonDynamicallyQuantizableLinear):  # the out_proj of nn.MultiheadAttention
         return "attention reads its weight without calling its layer"
-    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
-        return "convolutions with other padding than zeros have no Kronecker factors"
-    if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
-        return f"convolutions with padding={layer.padding!r} have no Kronecker factors"
+    if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
+        return "convolutions with other padding than numbers of zeros have no Kronecker factors"
     outs, ins = weight.mT.shape if is_transposed(layer) else weight.flatten(1).shape
     if (groups := layer_groups(layer)) > 1:
         outs, largest, blocks = outs // groups, min(largest, blocks or largest), None
@@ -408,11 +397,6 @@ def _patches(layer: nn.Conv2d, a: Tensor, dtype: torch.dtype) -> Tensor:
     return unfold(a.to(dtype), *window).mT
 
 
-def row_factors(a: Tensor, b: Tensor, groups: int = 1) -> LayerFactors:
-    """Compute A, G and the G of the bias from inputs and output gradients, both as `layer_rows` returns them."""
-    return *weight_factors(a, b, groups=groups), bias_factor(b)
-
-
 def weight_factors(a: Tensor, b: Tensor, blocks: int | None = None, groups: int = 1) -> tuple[Tensor, Tensor]:
     """Compute A = sum(a a') / n and G = n / t * sum(b b') from the rows of n samples with t places each.
 
@@ -483,7 +467,8 @@ def batch_factors(layer: nn.Module, a: Tensor, b: Tensor, runs: int | None = Non
         >>> [factor.tolist() for factor in batch_factors(nn.Linear(2, 1), a, b)]
         [[[1.0, 2.0], [2.0, 4.0]], [[9.0]], [[9.0]]]
     """
-    return row_factors(*layer_rows(layer, a, b, runs), layer_groups(layer))
+    a, b = layer_rows(layer, a, b, runs)
+    return *weight_factors(a, b, groups=layer_groups(layer)), bias_factor(b)
 
 
 def combine_uses(factors: Sequence[LayerFactors]) -> LayerFactors:

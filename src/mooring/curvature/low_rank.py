@@ -45,10 +45,6 @@ class Product:
             raise MooringError(f"dtype={self.dtype!r} is not allowed: give a floating-point dtype of 16 bits or more")
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclass(frozen=True, eq=False)
 class LowRank:
     """One low-rank product s B A that a module adds to what its base layer computes.
@@ -85,7 +81,7 @@ class LowRank:
     b: Tensor
     scale: float
     layer: nn.Module
-    is_active: Callable[[], bool] = _always
+    is_active: Callable[[], bool] = lambda: True
     note: str = ""
 
     @property
@@ -161,7 +157,8 @@ def peft_low_rank(module: Any) -> tuple[list[LowRank], dict[Tensor, str]]:
     """
     lora = sys.modules.get("peft.tuners.lora")
     if lora is None or not isinstance(module, lora.LoraLayer) or hasattr(module, "lora_E"):
-        return [], _reasons(module, f"parameters of {_kind(module)} {SUMMARY}")
+        method = type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]  # such as ia3 or adalora
+        return [], _reasons(module, f"parameters of {method} {SUMMARY}")
     if refusal := _refusal(module):
         return [], _reasons(module, refusal)
     products, reasons = [], dict[Tensor, str]()
@@ -220,11 +217,6 @@ def _embedding_scale(module: Any) -> float:
     """Return the factor that some embeddings multiply their rows by."""
     scale = module._get_embed_scale() if hasattr(module, "_get_embed_scale") else None
     return 1.0 if scale is None else float(scale)
-
-
-def _kind(module: Any) -> str:
-    """Return the name of an adapter method, such as ia3 or adalora."""
-    return type(module).__module__.removeprefix("peft.tuners.").partition(".")[0]
 
 
 def _reasons(module: Any, reason: str) -> dict[Tensor, str]:

@@ -1,18 +1,22 @@
-"""The factors of one parameter since the last step, and the part of the parameter's gradient that they account for."""
+"""The factors of one parameter since the last step, and the part of the parameter's gradient that they account for.
 
+Those of a weight come from rows, one for each place of each sample, or for some places, which are pixels of an image or
+positions of a sequence. The rows of a convolution have channels last, so they are a transposed copy of the image, or of
+its unfolded windows. Products of each sample need no such copy where images lie in memory channels first. In a
+convolution with many groups, whose products are small, they also use the whole GPU.
+"""
+
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.grad import conv2d_weight
 
-from mooring.curvature.image_factors import (
-    gradient_of_windows,
-    has_channels_first,
-    image_windows,
-    window_products,
-)
 from mooring.curvature.kronecker_factors import (
     bias_factor,
     factor_shape,
@@ -20,10 +24,11 @@ from mooring.curvature.kronecker_factors import (
     group_rows,
     is_transposed,
     layer_groups,
+    layer_rows,
     output_rows,
+    sums_in_float32,
     weight_factors,
 )
-from mooring.curvature.sampled_places import gradient_along, sample_rows, samples_at_once
 from mooring.distributed.collectives import all_reduce, all_reduce_many
 from mooring.distributed.dtensor import world_size
 
@@ -42,6 +47,8 @@ RELIABLE = 0.01
 UNSCALED = 0.02
 """A ratio of squares closer to 1 is rounding, and no scale."""
 
+MAX_WINDOWS = 1 << 26
+"""Numbers in the copies of windows of a convolution that are made at once."""
 
 FactorShapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """The shapes of `inputs`, `outputs` and `gradient` of `ObservedFactors`."""
@@ -167,6 +174,166 @@ def _observe_image(layer: nn.Conv2d, a: Tensor, b: Tensor) -> ObservedFactors:
     if groups == 1:
         inputs, outputs = inputs[0], outputs[0]
     return ObservedFactors(n, inputs, outputs, gradient, noise)
+
+
+def has_channels_first(layer: nn.Module, a: Tensor, b: Tensor) -> bool:
+    """Return whether a layer is a convolution whose inputs and output gradients lie in memory channels first.
+
+    Example:
+        >>> images = torch.zeros(2, 4, 5, 5)
+        >>> last = images.to(memory_format=torch.channels_last)
+        >>> has_channels_first(nn.Conv2d(4, 4, 1), images, images), has_channels_first(nn.Conv2d(4, 4, 1), last, last)
+        (True, False)
+    """
+    return isinstance(layer, nn.Conv2d) and a.is_contiguous() and b.is_contiguous()
+
+
+def image_windows(layer: nn.Conv2d, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inputs and the output gradients of each place, (n, groups, features, places), in one dtype.
+
+    Example:
+        >>> layer = nn.Conv2d(4, 8, 3, groups=2)
+        >>> [tuple(t.shape) for t in image_windows(layer, torch.zeros(5, 4, 6, 6), torch.zeros(5, 8, 4, 4))]
+        [(5, 2, 18, 16), (5, 2, 4, 16)]
+    """
+    if a.dtype != b.dtype or not sums_in_float32(a):
+        dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+        a, b = a.to(dtype), b.to(dtype)
+    window: Any = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    if layer.kernel_size == (1, 1) and layer.padding == (0, 0):
+        rows, columns = layer.stride
+        a = a[:, :, ::rows, ::columns].flatten(2)
+    else:
+        a = functional.unfold(a, *window)
+    places = b.shape[2:].numel()
+    a, b = (t.reshape(len(t), layer.groups, -1, places) for t in (a, b))
+    return a, b
+
+
+def window_products(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of x y' over samples and places, (groups, f, h), of x (n, groups, f, t) and y (n, groups, h, t).
+
+    Each sample has a product of its own, unless these would take more memory than x and y.
+
+    Example:
+        >>> window_products(torch.ones(5, 2, 3, 4), torch.ones(5, 2, 1, 4))[0].tolist()
+        [[20.0], [20.0], [20.0]]
+    """
+    n, groups, f, t = x.shape
+    h = y.shape[2]
+    if f == h == 1:
+        return (x * y).sum((0, 3), dtype=torch.promote_types(x.dtype, torch.float32)).unsqueeze(-1)
+    if f * h <= (f + h) * t:
+        return float32_product(x.reshape(n * groups, f, t), y.reshape(n * groups, h, t).mT).view(n, groups, f, h).sum(0)
+    columns = [t.permute(1, 2, 0, 3).reshape(groups, t.shape[2], -1) for t in (x, y)]
+    return float32_product(columns[0], columns[1].mT)
+
+
+def gradient_of_windows(windows: Tensor, outputs: Tensor, fixed: Tensor) -> Tensor:
+    """Return the gradient of a weight along fixed directions of its inputs, (out, directions).
+
+    Args:
+        windows: the inputs of each place, as `image_windows` returns them.
+        outputs: the output gradients likewise.
+        fixed: the directions, (features, directions).
+
+    Example:
+        >>> windows, outputs = torch.ones(5, 2, 3, 4), torch.ones(5, 2, 1, 4)
+        >>> gradient_of_windows(windows, outputs, torch.ones(3, 8)).shape
+        torch.Size([2, 8])
+    """
+    if windows.shape[2] > fixed.shape[1] and windows.shape[1] == 1:
+        n, _, f, t = windows.shape
+        along = float32_product(fixed.mT.to(windows.dtype).expand(n, -1, -1), windows.reshape(n, f, t))
+        return window_products(outputs, along.to(outputs.dtype).unsqueeze(1)).flatten(0, 1)
+    gradient = window_products(outputs, windows)  # whole, because it takes no more
+    return (gradient @ fixed.to(gradient.dtype)).flatten(0, 1)
+
+
+def sample_rows(layer: nn.Module, a: Tensor, b: Tensor, places: int | None) -> tuple[Tensor, Tensor, float]:
+    """Return `layer_rows` of at most `places` places per sample, and the ratio of all places to those.
+
+    Places lie on a regular grid. Its first point is in the middle of a cell, so that borders do not count too much.
+
+    Args:
+        layer: a linear layer or a convolution.
+        a: its inputs, (n, ..., in) or (n, channels, height, width).
+        b: the gradient of its outputs.
+        places: the largest number of places of a sample.
+
+    Example:
+        >>> a, b, share = sample_rows(nn.Conv2d(3, 8, 2), torch.zeros(5, 3, 9, 9), torch.zeros(5, 8, 8, 8), 16)
+        >>> tuple(a.shape), tuple(b.shape), share
+        ((5, 16, 12), (5, 16, 8), 4.0)
+    """
+    total = b.shape[2:].numel() if isinstance(layer, nn.Conv2d) else b.shape[1:-1].numel()
+    if places is None or total <= places:
+        return *layer_rows(layer, a, b), 1.0
+    if isinstance(layer, nn.Conv2d):
+        every = math.ceil(math.sqrt(total / places))
+        a, b, layer = _sample_image(layer, a, b, every)
+    else:
+        every = math.ceil(total / places)
+        a, b = (t.flatten(1, -2)[:, every // 2 :: every] for t in (a, b))
+    a, b = layer_rows(layer, a, b)
+    return a, b, total / a.shape[1]
+
+
+def samples_at_once(layer: nn.Module, a: Tensor, b: Tensor, places: int | None) -> int:
+    """Return how many samples of a batch to take at once, so that the windows of a convolution fit into MAX_WINDOWS.
+
+    Example:
+        >>> samples_at_once(nn.Conv2d(64, 8, 3), torch.zeros(256, 64, 1, 1), torch.zeros(256, 8, 56, 56), None)
+        37
+    """
+    if not isinstance(layer, nn.Conv2d) or layer.kernel_size == (1, 1):
+        return len(a)
+    total = b.shape[2:].numel()
+    windows = layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1] * min(total, places or total)
+    return max(1, MAX_WINDOWS // windows)
+
+
+def _sample_image(layer: nn.Conv2d, a: Tensor, b: Tensor, every: int) -> tuple[Tensor, Tensor, nn.Conv2d]:
+    """Return the inputs and output gradients of each `every`-th row and column, and the convolution between them."""
+    first = min(every // 2, b.shape[-2] - 1), min(every // 2, b.shape[-1] - 1)
+    assert not isinstance(layer.padding, str)  # such layers have no factors
+    (rows, columns), (top, left) = layer.stride, layer.padding
+    a = functional.pad(a, (left, left, top, top))[:, :, first[0] * rows :, first[1] * columns :]
+    stride, device = (every * rows, every * columns), torch.device("meta")
+    wider = nn.Conv2d(
+        layer.in_channels,
+        layer.out_channels,
+        layer.kernel_size,  # type: ignore[arg-type]
+        stride,
+        dilation=layer.dilation,  # type: ignore[arg-type]
+        groups=layer.groups,
+        device=device,
+    )
+    return a, b[:, :, first[0] :: every, first[1] :: every], wider
+
+
+def gradient_along(layer: nn.Module, a: Tensor, b: Tensor, fixed: Tensor) -> Tensor:
+    """Return the gradient of a weight, from all places, along fixed directions of its inputs, (out, directions).
+
+    That of a convolution is computed as a backward pass does it, without a copy of each place's window.
+
+    Args:
+        layer: a linear layer or a convolution.
+        a: its inputs.
+        b: the gradient of its outputs.
+        fixed: the directions, (inputs of a group, directions).
+
+    Example:
+        >>> gradient_along(nn.Conv2d(3, 8, 2), torch.ones(5, 3, 4, 4), torch.ones(5, 8, 3, 3), torch.ones(12, 2)).shape
+        torch.Size([8, 2])
+    """
+    if isinstance(layer, nn.Conv2d):
+        shape = layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
+        window = layer.stride, layer.padding, layer.dilation, layer.groups
+        gradient: Tensor = conv2d_weight(a, shape, b.to(a.dtype), *window)  # type: ignore[no-untyped-call]
+        return gradient.flatten(1).to(fixed.dtype) @ fixed
+    along = a.flatten(0, -2).to(fixed.dtype) @ fixed
+    return b.flatten(0, -2).to(fixed.dtype).mT @ along
 
 
 def observed_shapes(

@@ -28,7 +28,7 @@ def factor_shapes(low_rank: LowRank, largest: int) -> tuple[tuple[int, ...], tup
     return (ins,) if tokens else side_shape(ins, largest), side_shape(outs, largest)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ProductFactors(KroneckerFactors):
     """C and G of the layer that a low-rank product is added to, in the forms of `sides`; the state of B has them.
 
@@ -41,9 +41,9 @@ class ProductFactors(KroneckerFactors):
         options: how the product is held.
     """
 
-    low_rank: LowRank | None = field(default=None, repr=False)
-    layer_name: str = ""
-    options: Product = field(default_factory=Product)
+    low_rank: LowRank = field(repr=False)
+    layer_name: str
+    options: Product
     _anchor: tuple["ref[Tensor]", int, bool] | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -51,8 +51,7 @@ class ProductFactors(KroneckerFactors):
         """Return factors of which nothing is known yet, in a dtype to compute in."""
         shapes, device = factor_shapes(low_rank, options.largest), low_rank.b.device
         inputs, outputs = (torch.zeros((), dtype=dtype, device=device).expand(shape) for shape in shapes)
-        factors = cls(inputs, outputs, inputs, outputs)
-        factors.low_rank, factors.layer_name, factors.options = low_rank, layer_name, options
+        factors = cls(inputs, outputs, inputs, outputs, low_rank=low_rank, layer_name=layer_name, options=options)
         factors.store(inputs, outputs)
         return factors
 
@@ -77,10 +76,6 @@ class ProductFactors(KroneckerFactors):
             self.tasks = other.tasks
             self.update_eigenbasis()
 
-    def past_is_known(self) -> Tensor:
-        """Return whether C and G of past tasks are not 0 everywhere, on the device."""
-        return self.past_inputs.any() & self.past_outputs.any()
-
     def matrices(self) -> list[Tensor]:
         """Return G over past tasks, whose eigenvectors are the basis; nothing if it is a diagonal."""
         outputs = self.past_factor("outputs")
@@ -88,7 +83,6 @@ class ProductFactors(KroneckerFactors):
 
     def set_basis(self, solved: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Compute the damped eigenvalues of G over past tasks, and keep its eigenvectors."""
-        assert self.low_rank is not None
         values, vectors = solved[0] if solved else (self.past_factor("outputs"), self.inputs.new_empty(0))
         values = values.flatten().clamp(min=0)
         mean = values.sum() / max(1, self.low_rank.outputs)
@@ -103,7 +97,6 @@ class ProductFactors(KroneckerFactors):
         """
         known = self._anchor
         if known is None or known[0]() is not anchor or known[1] != anchor._version:
-            assert self.low_rank is not None
             flag = anchor.any().to(self.low_rank.b.device, torch.float32)
             known = ref(anchor), anchor._version, bool(reduce_over_shards([flag], [self.low_rank.b], "max")[0])
             self._anchor = known
@@ -112,30 +105,20 @@ class ProductFactors(KroneckerFactors):
     def outputs_in_basis(self) -> Tensor:
         """Return the damped curvature of this task along the eigenvectors of G over past tasks."""
         assert self.basis is not None
-        assert self.low_rank is not None
         outputs, vectors = self.outputs / max(1, self.count), self.basis[1].to(self.outputs)
         values = outputs if outputs.ndim == 1 else (vectors * (outputs @ vectors)).sum(-2).flatten().clamp(min=0)
         return values + self.options.damping * values.sum() / max(1, self.low_rank.outputs)
 
-    def diagonal(self, like: Tensor) -> Tensor:
-        """Return the curvature of each weight of B on this task, for the present A."""
-        return self._b_diagonal(self.inputs, self.outputs, 1 / max(1, self.count) ** 2)
-
-    def past_diagonal(self, like: Tensor) -> Tensor:
-        """Return the curvature of each weight of B over past tasks, for the present A."""
-        return self._b_diagonal(self.past_factor("inputs"), self.past_factor("outputs"), self.tasks)
-
-    def past_diagonal_of_a(self, like: Tensor) -> Tensor:
+    def past_diagonal_of_a(self) -> Tensor:
         """Return the curvature of each weight of A on this rank over past tasks, for the present B; 0 while B is 0."""
-        assert self.low_rank is not None
         b = gathered(self.low_rank.b.detach()).flatten(1).to(self.inputs).mT
         rows = (rows_times(b, self.past_factor("outputs"), b.shape[-1]) * b).sum(1)
         columns = side_diagonal(self.past_factor("inputs"), self.low_rank.inputs)
         whole = self.tasks * self.low_rank.scale**2 * rows.unsqueeze(-1) * columns
         return local_part(whole.reshape(self.low_rank.a.shape), self.low_rank.a)
 
-    def _b_diagonal(self, inputs: Tensor, outputs: Tensor, scale: float) -> Tensor:
-        assert self.low_rank is not None
+    def _diagonal(self, inputs: Tensor, outputs: Tensor, scale: float, like: Tensor) -> Tensor:
+        """Return the curvature of each weight of B, for the present A."""
         a = gathered(self.low_rank.a.detach()).flatten(1).to(inputs)
         columns = input_gram(a, rows_times(a, inputs, a.shape[-1]), self.low_rank.scale).diagonal().to(inputs)
         rows = side_diagonal(outputs, self.low_rank.outputs)
@@ -162,17 +145,14 @@ def observe_products(
         wide = torch.promote_types(g.dtype, torch.float32)
         first = firsts.get(low_rank.a, low_rank.a).detach().flatten(1).to(wide)
         key = type(low_rank.layer), *shapes
-        if isinstance(low_rank.layer, nn.Embedding):
-            projected = first.mT[x.flatten()]
-            if key not in known:
-                inputs = torch.bincount(x.flatten(), minlength=low_rank.inputs).to(wide) / n
-                known[key] = inputs, second_moment(gradients, shapes[1]) * (n / places)
-        else:
-            rows = x.flatten(0, 1)
-            projected = rows.to(wide) @ first.mT
-            if key not in known:
-                inputs = second_moment(rows, shapes[0]) / n
-                known[key] = inputs, second_moment(gradients, shapes[1]) * (n / places)
+        tokens = isinstance(low_rank.layer, nn.Embedding)
+        rows = x.flatten() if tokens else x.flatten(0, 1)
+        projected = first.mT[rows] if tokens else rows.to(wide) @ first.mT
+        if key not in known:
+            counts = (
+                torch.bincount(rows, minlength=low_rank.inputs).to(wide) if tokens else second_moment(rows, shapes[0])
+            )
+            known[key] = counts / n, second_moment(gradients, shapes[1]) * (n / places)
         gradients = gradients.to(wide)
         noise = gradients.square().sum() * projected.square().sum() / len(projected)
         gradient = low_rank.scale * gradients.mT @ projected

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from mooring.distributed.dtensor import reduce_over_shards
 from mooring.errors import first_and_count
@@ -46,7 +45,7 @@ class ParameterCoverage:
 
     Attributes:
         name: the parameter's name.
-        size: the number of its weights; 0 for one of a lazy layer that was not called yet.
+        size: the number of its weights.
         status: "held", "free by request", "cannot move" or "unheld".
         how: by what it is held, "scores", "factors", or the "product" of a low-rank adapter; empty if it is not.
         reason: why it is not held, or why it has scores although the importance is by layer.
@@ -149,37 +148,31 @@ def find_coverage(
     held = {state.parameter for state, any_score in zip(known, _any_scores(known), strict=True) if any_score}
     in_optimizer, entries = {*states.optimizer_parameters()}, []
     for p, name in moorable(states.model, ()).items():
-        size = 0 if is_lazy(p) else p.numel()
-        if not size and not is_lazy(p):
+        if not (size := p.numel()):
             if p in states.products.reasons:  # an adapter of rank 0
                 entries.append(ParameterCoverage(name, 0, FIXED, "", states.products.reasons[p]))
             continue
-        entry = ParameterCoverage(name, size, UNHELD)
+        status, how, reason, remedy = UNHELD, "", "", ""
         if p not in states.names:
-            entry = _with(entry, FREE, "is excluded", "to hold it, leave it out of exclude")
+            status, reason, remedy = FREE, "is excluded", "to hold it, leave it out of exclude"
         elif p not in in_optimizer and name in elsewhere and p not in siblings:
-            entry = _with(entry, UNHELD, ELSEWHERE)
+            reason = ELSEWHERE
         elif p not in in_optimizer:
-            entry = _with(entry, FIXED, "has another Mooring" if p in siblings else "is not in the optimizer")
+            status, reason = FIXED, "has another Mooring" if p in siblings else "is not in the optimizer"
         elif not p.requires_grad:
-            entry = _with(entry, FIXED, "is frozen, requires_grad=False")
+            status, reason = FIXED, "is frozen, requires_grad=False"
         elif states.tasks and _is_zero(pull):
-            entry = _with(entry, FREE, "is moored with a pull of strength 0", "to hold it, give one above 0")
+            status, reason, remedy = FREE, "is moored with a pull of strength 0", "to hold it, give one above 0"
         elif p in held:
-            own = states.records[p]
+            own, status = states.records[p], HELD
             how = "product" if own.held_with else "factors" if own.factors else "scores"
             reason = states.products.reasons.get(p, "" if own.held_with else states.diagonal_reasons.get(p, ""))
-            entry = ParameterCoverage(name, size, HELD, how, reason)
         else:
-            entry = _with(entry, UNHELD, _why_unheld(states, p))
-        entries.append(entry)
+            reason = _why_unheld(states, p)
+        if status == UNHELD:
+            remedy = REMEDIES.get(reason, HOLD_NEW)
+        entries.append(ParameterCoverage(name, size, status, how, reason, remedy))
     return Coverage(states.tasks, tuple(entries))
-
-
-def _with(entry: ParameterCoverage, status: str, reason: str, remedy: str | None = None) -> ParameterCoverage:
-    if remedy is None:
-        remedy = REMEDIES.get(reason, HOLD_NEW) if status == UNHELD else ""
-    return ParameterCoverage(entry.name, entry.size, status, "", reason, remedy)
 
 
 def _why_unheld(states: MooringState, p: Tensor) -> str:

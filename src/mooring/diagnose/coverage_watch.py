@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Iterable
 
+import torch
 from torch import Tensor
 
 from mooring.diagnose.coverage import ELSEWHERE, REMEDIES, ParameterCoverage, describe_unheld, find_coverage
-from mooring.diagnose.trained_before import evidence_of_training
-from mooring.distributed.dtensor import version_of
+from mooring.distributed.dtensor import local_tensor, version_of
 from mooring.errors import UnheldWarning, first_and_count, warn
 from mooring.rules import Budget, Pull
 from mooring.state.displacement import displaced
@@ -40,19 +40,18 @@ class CoverageWatch:
         self.pending: dict[Tensor, ParameterCoverage] = {}
         self._warned: set[str] = set()
         self._checked_task = 0
-        self._checked_budget = not isinstance(pull, Budget)
+        self._checked_budget = False
         self._unseen_task = 0  # the task whose training this Mooring was warned not to have seen
         self.stepped: tuple[Tensor, int] | None = None
         self.between_steps = 0
 
     def before_step(self, moving: Iterable[ParameterState], *, created: bool) -> None:
         """Check the parameters that the optimizer is about to move; `created` says that some have a new state."""
-        states = self.states
+        states, moving = self.states, list(moving)
         if not states.steps:
             self._outside = {p: version_of(p) for p in self._trainable_outside()}
             if states.tasks != self._checked_task:
                 self._checked_task = states.tasks
-                moving = list(moving)
                 self._warn_of_other_weights(moving)
         if not states.tasks:
             self._warn_of_budget_without_reference()
@@ -61,7 +60,12 @@ class CoverageWatch:
             unheld = {entry.name: entry for entry in find_coverage(states, self.pull).unheld}
             self.pending = {p: unheld[n] for p, n in states.names.items() if n in unheld and n not in self._warned}
         if self.pending and any(state.parameter in self.pending for state in moving):
-            self._warn_of_unheld()
+            entries, self.pending = list(self.pending.values()), {}
+            self._warned |= {entry.name for entry in entries}
+            warn(
+                f"training moves parameters that nothing holds: {describe_unheld(entries)}; moor.coverage() lists them",
+                UnheldWarning,
+            )
 
     def moved_by_mooring(self) -> None:
         """Forget what was written since the last step: the end of a task returns parameters towards their anchors."""
@@ -92,9 +96,7 @@ class CoverageWatch:
 
     def before_finish(self, siblings: Collection[Tensor]) -> None:
         """Warn of parameters that moved in this task and that no step of this Mooring moved."""
-        self._warn_of_moved_elsewhere(siblings)
-        self._warn_of_replaced_parameters()
-        self.warn_of_unseen_steps(siblings)
+        self._warn_of_other_training(siblings)
         states = self.states
         if not states.tasks or states.steps or states.tasks == self._unseen_task:
             return
@@ -109,12 +111,11 @@ class CoverageWatch:
 
     def end_task(self, siblings: Collection[Tensor]) -> None:
         """Warn of parameters that moved in this task by an optimizer without a Mooring."""
-        self._warn_of_moved_elsewhere(siblings)
-        self._warn_of_replaced_parameters()
-        self.warn_of_unseen_steps(siblings)
+        self._warn_of_other_training(siblings)
         self.forget_versions()
 
-    def _warn_of_moved_elsewhere(self, siblings: Collection[Tensor]) -> None:
+    def _warn_of_other_training(self, siblings: Collection[Tensor]) -> None:
+        """Warn of what other optimizers moved, and of parameters that are no part of the model any more."""
         moored = {self.states.names[p] for p in siblings if p in self.states.names}
         if names := sorted(self.moved_elsewhere() - moored - self._warned):
             self._warned |= {*names}
@@ -123,9 +124,6 @@ class CoverageWatch:
                 f"{REMEDIES[ELSEWHERE]}; moor.coverage() lists what is held",
                 UnheldWarning,
             )
-
-    def _warn_of_replaced_parameters(self) -> None:
-        """Warn if the optimizer trains parameters that are no part of the model any more."""
         if {*self.states.optimizer_parameters()}.isdisjoint(moorable(self.states.model, ())):
             warn(
                 "the optimizer holds none of the model's parameters any more, so its steps change nothing and nothing "
@@ -133,6 +131,7 @@ class CoverageWatch:
                 "after them, and attach to it or call moor.rebind(optimizer)",
                 UnheldWarning,
             )
+        self.warn_of_unseen_steps(siblings)
 
     def forget_versions(self) -> None:
         """Forget the versions of parameters; weights that are loaded do not count."""
@@ -158,10 +157,10 @@ class CoverageWatch:
         Before that step a state may still be loaded, or data consolidated. A model that shows no sign of training is
         taken to start from scratch, where a first task has nothing to hold.
         """
-        if self._checked_budget or self.states.steps:
+        if self._checked_budget or self.states.steps or not isinstance(self.pull, Budget):
             return
         self._checked_budget = True
-        if isinstance(self.pull, Budget) and (evidence := evidence_of_training(self.states)):
+        if evidence := evidence_of_training(self.states):
             warn(
                 f"Budget({self.pull.nats:g}) has no reference and the model was trained before ({evidence}), so "
                 "nothing is held or measured in this task, and after consolidate() forgetting is only estimated: give "
@@ -169,11 +168,39 @@ class CoverageWatch:
                 UnheldWarning,
             )
 
-    def _warn_of_unheld(self) -> None:
-        entries = list(self.pending.values())
-        self._warned |= {entry.name for entry in entries}
-        self.pending = {}
-        warn(
-            f"training moves parameters that nothing holds: {describe_unheld(entries)}; moor.coverage() lists them",
-            UnheldWarning,
-        )
+
+@torch.no_grad()
+def evidence_of_training(states: MooringState) -> str:
+    """Return what shows that the model was trained before, in words; empty if nothing does.
+
+    Adapters are made for trained models, an optimizer with a history has trained this one, and training makes the
+    equal weights and biases of a normalization layer differ. A trained model may show none of this. A model from
+    random weights shows none of it, so that a first task from scratch is not taken for fine-tuning.
+    """
+    products = states.products
+    if any(p.requires_grad for p in (*products.by_b, *products.reasons)):
+        return "it has adapters"
+    if _has_history(states.optimizer):
+        return "the optimizer has already taken steps"
+    norms = ((name, module) for name, module in states.model.named_modules() if "Norm" in type(module).__name__)
+    for name, module in norms:
+        own = [p for p in (getattr(module, "weight", None), getattr(module, "bias", None)) if p in states.names]
+        if own and all(map(_differs_within, own)):
+            return f"the weights of {name!r} are not those of a new layer"
+    return ""
+
+
+def _has_history(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer has taken a step; Adagrad and others have a state before their first one."""
+    state = next((state for state in optimizer.state.values() if isinstance(state, dict)), {})
+    steps = state.get("step", 0)
+    counted = isinstance(steps, int | float | Tensor) and bool(torch.as_tensor(steps).any())  # of each row in some
+    return counted or state.get("momentum_buffer") is not None
+
+
+def _differs_within(p: Tensor) -> bool:
+    """Return whether the elements of a vector differ from each other, on this rank."""
+    if p.is_meta or p.ndim != 1:
+        return False
+    values = local_tensor(p)
+    return bool((values != values[:1]).any())

@@ -1,7 +1,6 @@
 """A table of the stability of each layer under a penalty, with advice."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
@@ -122,44 +121,30 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def diagnose(
-    optimizer: torch.optim.Optimizer,
-    moored: Mapping[Tensor, tuple[str, Tensor]],
-    strength: float,
-    *,
-    clamp: bool = False,
-    importance: str = "",
-    pull: str = "Penalty",
-    extrapolates: bool = True,
-) -> Diagnosis:
+def diagnose_states(states: MooringState, pull: Pull, strength: float) -> Diagnosis:
     """Compare each parameter's p = lr * strength * importance with the optimizer's limits.
 
-    Args:
-        optimizer: the optimizer; its learning rates and momentum set the limits.
-        moored: name and importance of each parameter, in the model's order. Of a sharded parameter it is the importance
-            of the part on this rank; the result covers all parts.
-        strength: the penalty's strength.
-        clamp: whether the penalty caps importance.
-        importance: the name of the importance, for the advice.
-        pull: the name of the pull in use, for the notes.
-        extrapolates: whether that pull can extrapolate, as a force on the gradient can and a rate cannot.
+    Of a layer with Kronecker factors the importance is their diagonal. Of a sharded parameter each rank reads its part,
+    and the result covers all parts.
 
-    Example:
-        >>> weight = torch.nn.Parameter(torch.zeros(3))
-        >>> sgd = torch.optim.SGD([weight], lr=0.5)
-        >>> diagnosis = diagnose(sgd, {weight: ("layer.weight", torch.tensor([1.0, 2.0, 4.0]))}, strength=5.0)
-        >>> diagnosis.safe_strength, diagnosis.stable, diagnosis.total.diverge
-        (0.5, False, 3)
+    Args:
+        states: the states of the moored parameters; the learning rates and momentum of the optimizer set the limits.
+        pull: the pull in use. One that acts after the step cannot extrapolate, and a note says so.
+        strength: the penalty's strength.
     """
+    optimizer, clamp = states.optimizer, bool(getattr(pull, "clamp", False))
     rates = stability.learning_rates(optimizer)
+    moored = {
+        p: (layer_of(name), _scores(states.records[p])) for p, name in states.names.items() if p in states.records
+    }
     groups = {p: group for group in optimizer.param_groups for p in group["params"] if p in moored and p.numel()}
     limits = {p: stability.divergence_limit(optimizer, group) for p, group in groups.items()}
     numbers = [_numbers(moored[p][1].reshape(-1), rates[p], limits[p], groups[p], strength, clamp) for p in groups]
     sums = reduce_over_shards([sums for sums, _ in numbers], list(groups))
     maxima = reduce_over_shards([maxima for _, maxima in numbers], list(groups), "max")
-    layers: dict[str, list[tuple[int, list[float], list[float]]]] = {layer_of(n): [] for n, _ in moored.values()}
+    layers: dict[str, list[tuple[int, list[float], list[float]]]] = {layer: [] for layer, _ in moored.values()}
     for p, summed, largest in zip(groups, sums, maxima, strict=True):
-        layers[layer_of(moored[p][0])].append((p.numel(), summed.tolist(), largest.tolist()))
+        layers[moored[p][0]].append((p.numel(), summed.tolist(), largest.tolist()))
     total_importance = sum(summed[1] for parts in layers.values() for _, summed, _ in parts)
     rows = tuple(_layer(name, parts, total_importance) for name, parts in layers.items() if parts)
     diagnosis = Diagnosis(
@@ -172,23 +157,8 @@ def diagnose(
         used_p=max((float(largest[2]) for largest in maxima), default=0.0),
         disparity=rows[-1].mean / rows[0].mean if rows and rows[0].mean else float("nan"),
     )
-    notes = _notes(diagnosis, optimizer, "" if extrapolates else pull)
-    return replace(diagnosis, notes=tuple(notes), advice=tuple(_advice(diagnosis, importance)))
-
-
-def diagnose_states(states: MooringState, pull: Pull, strength: float) -> Diagnosis:
-    """Return the diagnosis of a Mooring; of a layer with Kronecker factors the importance is their diagonal."""
-    records = states.records
-    moored = {p: (name, _scores(records[p])) for p, name in states.names.items() if p in records}
-    return diagnose(
-        states.optimizer,
-        moored,
-        strength,
-        clamp=bool(getattr(pull, "clamp", False)),
-        importance=states.importance.name,
-        pull=type(pull).__name__,
-        extrapolates=isinstance(pull, GradientPull),
-    )
+    notes = _notes(diagnosis, optimizer, "" if isinstance(pull, GradientPull) else type(pull).__name__)
+    return replace(diagnosis, notes=tuple(notes), advice=tuple(_advice(diagnosis, states.importance.name)))
 
 
 def _scores(state: ParameterState) -> Tensor:
@@ -196,7 +166,7 @@ def _scores(state: ParameterState) -> Tensor:
     if state.is_product_input:
         assert state.held_with is not None
         assert isinstance(state.held_with.factors, ProductFactors)
-        return state.held_with.factors.past_diagonal_of_a(state.theta)
+        return state.held_with.factors.past_diagonal_of_a()
     return state.full(state.previous) if state.factors is None else state.factors.past_diagonal(state.theta)
 
 

@@ -110,8 +110,6 @@ def local_tensors(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 def local_gradient(p: Any) -> Tensor:
     """Return the part of a parameter's gradient on this rank, after a sum over ranks if it is partial."""
     g = p.grad
-    if type(p) in PLAIN and type(g) in PLAIN:
-        return g  # type: ignore[no-any-return]
     same = not sharded(p) or g.placements == p.placements
     return local_tensor(g if same else g.redistribute(p.device_mesh, p.placements))
 

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-from mooring.integrations.deferred_attach import DeferredAttach, MooringOwner, SavedState
+from mooring.integrations.deferred_attach import MooringOwner, SavedState
 
 try:
     from avalanche.core import SupervisedPlugin
 except ImportError as error:
     raise ImportError("mooring.integrations.avalanche needs avalanche: pip install avalanche-lib") from error
-
-__all__ = ["MooringPlugin"]
 
 
 class MooringPlugin(MooringOwner, SupervisedPlugin):  # type: ignore[misc]
@@ -40,13 +38,12 @@ class MooringPlugin(MooringOwner, SupervisedPlugin):  # type: ignore[misc]
     """
 
     def __init__(self, *, state: SavedState = None, verbose: bool = True, **options: Any) -> None:
-        super().__init__()
-        self.verbose = verbose
-        self._deferred = DeferredAttach(state, options)
+        SupervisedPlugin.__init__(self)
+        MooringOwner.__init__(self, state, options, verbose=verbose)
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Attach to the model and optimizer; Avalanche calls this after it adapted both to the experience."""
-        self._deferred.attach(strategy.model, strategy.optimizer)
+        self._attach(strategy.model, strategy.optimizer)
         self.print_coverage()
 
     def after_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
@@ -55,4 +52,4 @@ class MooringPlugin(MooringOwner, SupervisedPlugin):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what Avalanche's checkpoints store: the state that the next experience resumes from."""
-        return {**self.__dict__, "_deferred": DeferredAttach(self._deferred.state(), self._deferred.options)}
+        return {**self.__dict__, "_state": self._next_state(), "_moor": None}

@@ -16,8 +16,6 @@ from mooring.errors import MooringError
 from mooring.hold.finish import PREFIX
 from mooring.mooring import Mooring
 
-__all__ = ["load"]
-
 
 def load(
     moor: Mooring,

@@ -15,8 +15,6 @@ from mooring.mooring import Mooring
 from mooring.rules import State
 from mooring.state.memory import Memory
 
-__all__ = ["DeferredAttach", "MooringOwner", "SavedState"]
-
 SavedState = State | str | Path | None
 """The state of a Mooring, the file or folder that it was saved to, or None."""
 
@@ -25,46 +23,49 @@ MEASURED = "mooring/measured_nats"
 """The name under which measured forgetting is logged."""
 
 
-class DeferredAttach:
-    """The options of `mooring.attach`, kept until a library has created its model and optimizer.
+class MooringOwner:
+    """The part that the callbacks of training libraries share: options of `mooring.attach`, and later the Mooring.
 
     A library may create a new optimizer for each task, to which the Mooring is bound then. It may also create a new
     model with the weights of the model before, which is moored with that one's state.
 
     Args:
         state: the state that the first Mooring resumes from; None starts without one.
-        options: options of `mooring.attach`.
+        options: options of `mooring.attach`, kept until the library has created its model and optimizer.
         consolidates: whether the library ends tasks by `consolidate()`, for which training has to be observed.
+        verbose: whether to print what is held when training begins, and what was forgotten when it ends.
 
     Example:
         >>> model = nn.Linear(2, 1)
-        >>> deferred = DeferredAttach(None, {"importance": "uniform"})
-        >>> first = deferred.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> owner = MooringOwner(None, {"importance": "uniform"})
+        >>> first = owner._attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
         >>> first.consolidate()
-        >>> deferred.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)).tasks
+        >>> owner._attach(model, torch.optim.SGD(model.parameters(), lr=0.1)).tasks
         1
     """
 
-    def __init__(self, state: SavedState, options: dict[str, Any], *, consolidates: bool = True) -> None:
+    def __init__(
+        self, state: SavedState, options: dict[str, Any], *, consolidates: bool = True, verbose: bool = True
+    ) -> None:
         allowed = attach.__kwdefaults__ or {}
         for name in options.keys() - allowed.keys():
             raise unknown("option of mooring.attach", name, allowed)
         if consolidates and "memory" not in options:
             options = {**options, "memory": Memory()}
-        self.options = options
+        self._options, self.verbose = options, verbose
         self._state = load(state) if isinstance(state, str | Path) else state
         self._moor: Mooring | None = None
 
     @property
     def moor(self) -> Mooring:
-        """The Mooring; it exists once training has started."""
+        """The Mooring; it exists from the start of the first training."""
         if self._moor is None:
             raise MooringError(
                 "there is no Mooring before training: train first, or give the state to resume from as state="
             )
         return self._moor
 
-    def attach(
+    def _attach(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, *, resumes: bool = False, reference: Any = None
     ) -> Mooring:
         """Return the Mooring of this model and optimizer, with the state so far.
@@ -78,7 +79,7 @@ class DeferredAttach:
         before = self._moor
         if before is not None and before.model is model:
             before.rebind(optimizer)
-            self.move_to_model()
+            self._move_to_model()
             return before
         if before is not None:
             if not resumes:
@@ -86,9 +87,9 @@ class DeferredAttach:
                 self._state = before.state_dict()
             before.detach()
         has_state = resumes or self._state is not None
-        if has_state and self.options.get("reference") is not None:
+        if has_state and self._options.get("reference") is not None:
             reference = UnreadReference()
-        moor = attach(model, optimizer, **self.options | ({} if reference is None else {"reference": reference}))
+        moor = attach(model, optimizer, **self._options | ({} if reference is None else {"reference": reference}))
         if self._state is not None:
             try:
                 moor.load_state_dict(self._state)
@@ -98,41 +99,29 @@ class DeferredAttach:
         self._moor, self._state = moor, None
         return moor
 
-    def move_to_model(self) -> None:
+    def _move_to_model(self) -> None:
         """Move the state to the model's device; Lightning moves the model to the GPU for training, and back."""
         states = self.moor._states
         slots = ((state, slot, t) for state in states.records.values() for slot, t in state.slots().items())
         if any(t.device != s.theta.device for s, slot, t in slots if slot != "anchor" or not states.memory.host):
             self.moor.load_state_dict(self.moor.state_dict())
 
-    def state(self) -> State | None:
+    def _next_state(self) -> State | None:
         """Return the state that the next Mooring would resume from; None if there is none."""
         return self._state if self._moor is None else self._moor.state_dict()
 
-    def resume(self, state: State) -> None:
+    def _resume(self, state: State) -> None:
         """Load this state now, or as soon as there is a Mooring."""
         if self._moor is None:
             self._state = state
         else:
             self._moor.load_state_dict(state)
 
-    def resume_from(self, *files: Path) -> Path:
+    def _resume_from(self, *files: Path) -> Path:
         """Load the first of these files whose state belongs to the model's present weights, and return it."""
         state, file = load_for(self.moor.model, files)
         self.moor.load_state_dict(state)
         return file
-
-
-class MooringOwner:
-    """The part that the callbacks of training libraries share."""
-
-    _deferred: DeferredAttach
-    verbose: bool
-
-    @property
-    def moor(self) -> Mooring:
-        """The Mooring; it exists from the start of the first training."""
-        return self._deferred.moor
 
     def print_coverage(self) -> None:
         """Print on stderr, in the first process, what is held in the training that begins; not if verbose is false."""

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import MEASURED, DeferredAttach, MooringOwner, SavedState
+from mooring.integrations.deferred_attach import MEASURED, MooringOwner, SavedState
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,8 +16,6 @@ else:
         except ImportError as error:
             message = "mooring.integrations.lightning needs lightning: pip install 'mooring[lightning]'"
             raise ImportError(message) from error
-
-__all__ = ["MooringCallback"]
 
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
 """Strategies that shard the parameters."""
@@ -72,9 +70,8 @@ class MooringCallback(MooringOwner, Callback):
         verbose: bool = True,
         **options: Any,
     ) -> None:
-        self.verbose = verbose
+        MooringOwner.__init__(self, state, options, consolidates=consolidate, verbose=verbose)
         self.consolidate, self.optimizer, self.module = consolidate, optimizer, module
-        self._deferred = DeferredAttach(state, options, consolidates=consolidate)
 
     @property
     def state_key(self) -> str:
@@ -83,11 +80,11 @@ class MooringCallback(MooringOwner, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return dict(self._deferred.state() or {})
+        return dict(self._next_state() or {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a checkpoint; Lightning calls this before it creates the optimizer."""
-        self._deferred.resume(state_dict)
+        self._resume(state_dict)
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Attach; Lightning calls this with the optimizers created and before it reads data."""
@@ -105,7 +102,7 @@ class MooringCallback(MooringOwner, Callback):
         if (name := self.module or "") not in modules:
             children = ", ".join(name for name, _ in pl_module.named_children())
             raise MooringError(f"module={name!r} is not a module of this model; it has {children}")
-        self._deferred.attach(modules[name], optimizers[number])
+        self._attach(modules[name], optimizers[number])
         self.print_coverage()
 
     def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *batch: Any) -> None:
@@ -120,6 +117,6 @@ class MooringCallback(MooringOwner, Callback):
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Consolidate; Lightning calls this after its last checkpoint, with the model back on the CPU."""
-        self._deferred.move_to_model()
+        self._move_to_model()
         if self.consolidate:
             self.end_task()

@@ -14,8 +14,6 @@ from mooring.errors import MooringError
 from mooring.mooring import Mooring
 from mooring.rules import State
 
-__all__ = ["NAME", "load", "load_for", "save"]
-
 NAME = "mooring.safetensors"
 """The name of the file in a checkpoint folder."""
 

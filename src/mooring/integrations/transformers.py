@@ -12,7 +12,7 @@ from torch import nn
 
 from mooring.distributed.dtensor import world_size
 from mooring.errors import MooringError
-from mooring.integrations.deferred_attach import MEASURED, DeferredAttach, MooringOwner, SavedState
+from mooring.integrations.deferred_attach import MEASURED, MooringOwner, SavedState
 from mooring.integrations.state_file import NAME, is_sharded, save
 from mooring.reference.batches import is_row
 
@@ -21,8 +21,6 @@ try:
 except ImportError as error:
     message = "mooring.integrations.transformers needs transformers and accelerate: pip install 'mooring[transformers]'"
     raise ImportError(message) from error
-
-__all__ = ["MooringCallback", "last_checkpoint"]
 
 STAGED = "mooring-next.safetensors"
 """The state of the checkpoint in progress: written before it, and moved into it when it is complete."""
@@ -61,9 +59,8 @@ class MooringCallback(MooringOwner, TrainerCallback):
     def __init__(
         self, *, consolidate: bool = True, state: SavedState = None, verbose: bool = True, **options: Any
     ) -> None:
-        self.verbose = verbose
+        MooringOwner.__init__(self, state, options, consolidates=consolidate, verbose=verbose)
         self.consolidate, self._training, self._staged = consolidate, False, -1
-        self._deferred = DeferredAttach(state, options, consolidates=consolidate)
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Refuse unsupported options before any data is read."""
@@ -86,15 +83,15 @@ class MooringCallback(MooringOwner, TrainerCallback):
             )
         assert model is not None
         assert optimizer is not None
-        reference = self._deferred.options.get("reference")
+        reference = self._options.get("reference")
         if is_dataset(reference):
             reference = CollatedRows(reference, args.train_batch_size, given["train_dataloader"])
-        self._deferred.attach(model, optimizer, resumes=bool(state.global_step), reference=reference)
+        self._attach(model, optimizer, resumes=bool(state.global_step), reference=reference)
         self._training, self._staged = True, -1
         if state.global_step:
             folders = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
             folders.append(_folder(args, state))
-            file = self._deferred.resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
+            file = self._resume_from(*(folder / NAME for folder in folders), _output(args) / STAGED)
             if file.name == STAGED and folders[-1].is_dir():
                 self._write(args, folders[-1])  # before the next checkpoint overwrites the staged file
         self.print_coverage()
@@ -134,7 +131,7 @@ class MooringCallback(MooringOwner, TrainerCallback):
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             if world_size() > 1:
                 dist.barrier()  # the first rank may still be writing the file
-            self._deferred.resume_from(Path(state.best_model_checkpoint) / NAME)
+            self._resume_from(Path(state.best_model_checkpoint) / NAME)
         if self.consolidate:
             self.end_task()
         if args.save_strategy != "no":
@@ -247,13 +244,8 @@ def _check_supported(args: TrainingArguments) -> None:
     config = args.fsdp_config
     if isinstance(config, dict) and config.get("xla"):
         raise MooringError("MooringCallback does not support FSDP on XLA: train on GPUs, or without fsdp")
-    if _fsdp_version(args) == 1:
+    plugin = getattr(args, "fsdp_plugin_args", None) or {}  # transformers 4 has environment variables instead
+    if int(plugin.get("fsdp_version", os.environ.get("FSDP_VERSION", 1))) == 1:
         raise MooringError(
             'MooringCallback does not support FSDP1, which flattens parameters: give fsdp_config={"version": 2}'
         )
-
-
-def _fsdp_version(args: TrainingArguments) -> int:
-    """Return the version of FSDP that the Trainer's options ask for."""
-    plugin = getattr(args, "fsdp_plugin_args", None) or {}  # transformers 4 has environment variables instead
-    return int(plugin.get("fsdp_version", os.environ.get("FSDP_VERSION", 1)))

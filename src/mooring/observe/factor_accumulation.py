@@ -61,11 +61,8 @@ def _accumulate(
     gradients: Mapping[Tensor, Tensor],
 ) -> bool:
     passes = [observed[state.parameter] for state in seen]
-    with torch.autocast(passes[0].gradient.device.type, enabled=False):
-        along = [_compared(state, gradients[state.parameter], o) for state, o in zip(seen, passes, strict=True)]
-        scales = gradient_scales(passes, along)
-    checks = []
-    changed = False
+    along = [_compared(state, gradients[state.parameter], o) for state, o in zip(seen, passes, strict=True)]
+    scales, checks, changed = gradient_scales(passes, along), [], False
     for state, own, gradient, scale in zip(seen, passes, along, scales, strict=True):
         assert state.factors is not None
         if state.has_scores:  # from iterations in which it was not observed

@@ -161,7 +161,7 @@ class LayerObserver:
         """Return the shapes of what is observed for a parameter; of a B, those of its product and of itself."""
         if product := self.states.products.by_b.get(p):
             return *factor_shapes(product, self.states.largest_side), tuple(p.flatten(1).shape)
-        groups = self.states.groups_of(p)
+        groups = self.states.groups.get(p, 1)
         return observed_shapes(p, self.states.importance.blocks, transposed=transposed, groups=groups)
 
     def remove(self) -> None:

@@ -232,7 +232,6 @@ class OutputObserver:
         self._arriving: list[list[Observation]] = []
         self._versions: list[int] = []
         self._last_versions: list[int] = []
-        self._random: torch.Generator | None = None
         self._backward_pass = -1
         self._class_dimensions: dict[int, int] = {}
         self.discard()
@@ -327,8 +326,9 @@ class OutputObserver:
             return
         parameters = self.states.optimizer_parameters
         self._backward_pass, self._arriving, self._versions = current, [], gradient_versions(parameters())
-        changed = self._versions != self._last_versions  # only then ask whether all are 0, for which the host waits
-        cleared = self._had_gradient and changed and not self._any_gradient()
+        cleared = self._had_gradient and self._versions != self._last_versions
+        if cleared:  # only then ask whether all are 0, for which the host waits
+            cleared = not any(bool(local_tensor(g).any()) for p in self.states.trained() if (g := p.grad) is not None)
 
         def on_end() -> None:
             arriving, self._arriving = self._arriving, []
@@ -373,12 +373,7 @@ class OutputObserver:
         self._probes += 1
         key: tuple[int, ...] = (self.importance.seed, self.states.tasks, self.states.steps, self._probes)
         key = (*key, rank()) if rank() else key  # the cross terms of two ranks with equal draws would not cancel
-        if self._random is None or self._random.device != device:
-            self._random = torch.Generator(device)
-        return self._random.manual_seed(zlib.crc32(repr(key).encode()))
-
-    def _any_gradient(self) -> bool:
-        return any(p.grad is not None and bool(local_tensor(p.grad).any()) for p in self.states.trained())
+        return torch.Generator(device).manual_seed(zlib.crc32(repr(key).encode()))
 
 
 def _differentiable_tensors(returned: Any, visited: set[int]) -> list[Tensor]:

@@ -229,29 +229,20 @@ def default_loss(model: nn.Module, batch: Any, outputs: Outputs | None = None) -
             raise MooringError(f"the model returned no loss for a batch of {', '.join(batch)}: {LOSS_HINT}")
         return value
     if not is_pair(batch):
-        raise MooringError(f"{_describe(batch)} is not (inputs, labels): {_pair_hint(batch)}, or {LOSS_HINT}")
+        raise _not_a_pair(batch)
     inputs, labels = batch
     returned = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     return cross_entropy((outputs or find_outputs)(returned), labels)
 
 
-def _describe(batch: Any) -> str:
-    """Return the words for a batch in an error message.
-
-    Example:
-        >>> _describe((torch.zeros(2), torch.zeros(2), torch.zeros(2))), _describe("text")
-        ('a batch of 3 parts (Tensor, Tensor, Tensor)', 'a batch of type str')
-    """
-    if not isinstance(batch, tuple | list):
-        return f"a batch of type {type(batch).__name__}"
-    return f"a batch of {len(batch)} parts ({', '.join(type(part).__name__ for part in batch)})"
-
-
-def _pair_hint(batch: Any) -> str:
-    """Return how to give the inputs of a batch that is not (inputs, labels)."""
-    if isinstance(batch, tuple | list) and any(isinstance(part, Tensor | tuple | list) for part in batch):
-        return "name several inputs as the model's arguments, as in ({'x': x, 'mask': mask}, labels)"
-    return "give tensors"
+def _not_a_pair(batch: Any) -> MooringError:
+    """Return the error for a batch that is not (inputs, labels)."""
+    given, hint = f"a batch of type {type(batch).__name__}", "give tensors"
+    if isinstance(batch, tuple | list):
+        given = f"a batch of {len(batch)} parts ({', '.join(type(part).__name__ for part in batch)})"
+        if any(isinstance(part, Tensor | tuple | list) for part in batch):
+            hint = "name several inputs as the model's arguments, as in ({'x': x, 'mask': mask}, labels)"
+    return MooringError(f"{given} is not (inputs, labels): {hint}, or {LOSS_HINT}")
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -11,10 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mooring.curvature.kronecker_factors import factor_shape
 from mooring.curvature.low_rank import Product
 from mooring.curvature.product_factors import factor_shapes
-from mooring.distributed.dtensor import world_size
 from mooring.errors import MooringError, NonFiniteError
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import OutputObserver
@@ -138,7 +136,7 @@ def estimate(
             observer.paused = False
         for temporary in step.observers:
             temporary.remove()
-    if not any(gather_objects(count) if share.world > 1 else [count]):
+    if not any(gather_objects(count)):
         raise MooringError("data has no batches: give batches that show what the model knows")
     if share.world > 1 and not share.together:
         combine_ranks(estimated)
@@ -237,11 +235,9 @@ def _bytes(states: MooringState, p: Tensor) -> int:
     if p in states.products:
         return gradient + anchor + _product_bytes(states, p, width)
     if p in states.with_factors and not (known and known.factors is None):
-        groups = states.groups_of(p)
-        outs, ins, blocks = len(p) // groups, size // max(1, len(p)), states.importance.blocks
-        squares = sum(torch.Size(factor_shape(side, blocks, groups)).numel() for side in (ins, outs))
-        factors = 3 * squares + size  # of this task, of past tasks, and the eigenbasis with its curvature
-        return gradient + anchor + width * factors
+        new = states.new_factors(p)  # zeros, which take no memory
+        squares = new.inputs.numel() + new.outputs.numel()
+        return gradient + anchor + width * (3 * squares + size)  # of this task, of past tasks, and the eigenbasis
     return gradient + anchor + width * size * (1 if known and known.previous is not None else 2)
 
 
@@ -268,15 +264,7 @@ def check_memory(states: MooringState) -> None:
 
     GPUs differ in free memory. If one rank refused alone, the others would wait for it to read its share.
     """
-    error = _too_little_memory(states)
-    if world_size() > 1:
-        stop_together(error, "has too little memory")
-    elif error:
-        raise error
-
-
-def _too_little_memory(states: MooringState) -> MooringError | None:
-    """Return an error if an estimate does not fit into the memory of this rank's devices."""
+    error: MooringError | None = None
     for device, needed in estimated_bytes(states).items():
         if (free := free_bytes(device)) is not None and needed > free:
             remedy = "exclude some parameters, or give memory=Memory(host=True)"
@@ -284,11 +272,11 @@ def _too_little_memory(states: MooringState) -> MooringError | None:
                 remedy = "give adapters=Product(largest=512, dtype=torch.bfloat16), or exclude some parameters"
             elif states.importance.by_layer:
                 remedy = f"give {states.importance.name}(blocks=512), or exclude some parameters"
-            return MooringError(
+            error = MooringError(
                 f"the reference needs {needed / 1e9:.1f} GB on {device} besides activations, and {free / 1e9:.1f} GB "
                 f"are free: {remedy}"
             )
-    return None
+    stop_together(error, "has too little memory")
 
 
 T = TypeVar("T")

@@ -50,25 +50,15 @@ class RankShare:
 
     def read(self, data: Data, batches: int | None) -> Iterator[Any]:
         """Yield this rank's share of at most `batches` batches."""
-        if self.world == 1:
-            yield from iter_batches(data, self.model, batches)
+        own: Iterator[Any] = iter_batches(data, self.model, batches)
+        if self.world > 1 and (callable(data) or gives_each_rank_its_own(data)):
+            own = islice(own, self.length(batches))
+        elif self.world > 1:
+            own = islice(own, self.rank, None, self.world)
+        if not self.together:
+            yield from own
             return
-        everything = iter_batches(data, self.model, batches)
-        if callable(data) or gives_each_rank_its_own(data):
-            own = islice(everything, self.length(batches))
-        else:
-            own = islice(everything, self.rank, None, self.world)
-        yield from self._together(own) if self.together else own
-
-    def _together(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield batches as long as every rank has one."""
-        device = device_of(self.model)
-        while True:
-            batch = next(batches, None)
-            ready = torch.tensor(int(batch is not None), device=device)
-            dist.all_reduce(ready, op=dist.ReduceOp.MIN)
-            if not ready:
-                return
+        while all(gather_objects((batch := next(own, None)) is not None)):  # as long as every rank has one
             yield batch
 
     @contextmanager
@@ -131,6 +121,8 @@ def gives_each_rank_its_own(data: Any) -> bool:
 
 def gather_objects(value: Any) -> list[Any]:
     """Return the values of all ranks."""
+    if world_size() == 1:
+        return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered

@@ -35,19 +35,35 @@ SEEN_PREDICTIONS = 64
 def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Any:
     """Return a batch whose labels `default_loss` can take.
 
-    Inputs alone get labels, as `add_sampled_labels` says. A pair (ids, ids), whose labels repeat its inputs, is for
-    models that shift labels by one themselves, as language models of transformers do: it becomes a mapping, so that the
-    model computes its own loss. So does a pair for an encoder with a decoder. Every other batch is returned as it is.
+    Inputs alone get labels drawn from the model's prediction; for a language model, which predicts the next token at
+    each position, a next token at each. Padding, where `attention_mask` is 0, gets the label -100. In expectation the
+    squared score of such labels is the Fisher information at the present parameters, and the rise of their loss is the
+    Kullback-Leibler divergence from the present model. So the model's predictions are kept, right or wrong.
+
+    A pair (ids, ids), whose labels repeat its inputs, is for models that shift labels by one themselves, as language
+    models of transformers do: it becomes a mapping, so that the model computes its own loss. So does a pair for an
+    encoder with a decoder. Every other batch is returned as it is.
 
     Args:
-        model: the model.
-        batch: a batch of data.
-        seed: the number of the batch, and the seed of labels that are drawn.
+        model: the model. Where labels are drawn, its outputs are logits, (samples, classes) or (samples, positions,
+            classes).
+        batch: a batch of data. Inputs alone are a tensor, a tuple or list of that tensor alone, as a `TensorDataset`
+            of inputs gives it, or a mapping without `labels`, for which the model returns no loss.
+        seed: the number of the batch, and the seed of labels that are drawn; the global random state is not used.
         outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+
+    Example:
+        >>> x, y = prepare_labels(nn.Identity(), torch.tensor([[0.0, 99.0], [99.0, 0.0]]), seed=0)
+        >>> y
+        tensor([1, 0])
     """
     _check_batch(model, batch, seed)
+    if (inputs := _unlabelled(batch)) is not None:
+        with torch.no_grad():
+            _, labelled = _predict(model, inputs, seed, outputs)
+        return batch if labelled is None else labelled
     if not is_pair(batch) or isinstance(batch[0], Mapping):
-        return add_sampled_labels(model, batch, seed, outputs)
+        return batch
     repeats = repeats_inputs(*batch)
     if not repeats and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return batch
@@ -62,17 +78,12 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
 
 
 def _check_batch(model: nn.Module, batch: Any, seed: int) -> None:
-    """Refuse rows of a dataset, and warn of text without masks."""
+    """Refuse rows of a dataset, and warn if a masked language model is to predict the very tokens that it is given."""
     if is_row(batch):
         raise MooringError(
             f"the data or reference has rows with {', '.join(map(str, batch))}, not batches of tensors: give a "
             "DataLoader(rows, batch_size=..., collate_fn=...) that makes batches as in training"
         )
-    _warn_of_unmasked_text(model, batch, seed)
-
-
-def _warn_of_unmasked_text(model: nn.Module, batch: Any, seed: int) -> None:
-    """Warn if a masked language model is to predict the very tokens that it is given."""
     base: Any = getattr(model, "get_base_model", lambda: getattr(model, "_orig_mod", model))()
     if seed or not type(base).__name__.endswith("ForMaskedLM"):
         return
@@ -114,35 +125,6 @@ def name_of_inputs(model: nn.Module) -> str | None:
     base: Any = getattr(model, "get_base_model", None)  # of PEFT
     inner = base() if callable(base) else next(filter(None, wrapped), None)
     return name_of_inputs(inner) if isinstance(inner, nn.Module) else None
-
-
-@torch.no_grad()
-def add_sampled_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Any:
-    """Add labels drawn from the model's prediction to a batch of inputs alone; return any other batch as it is.
-
-    A language model predicts the next token at each position, so at each one a next token is drawn. Padding, where
-    `attention_mask` is 0, gets the label -100.
-
-    In expectation the squared score of such labels is the Fisher information at the present parameters, and the rise
-    of their loss is the Kullback-Leibler divergence from the present model. So the model's predictions are kept,
-    whether they are right or wrong.
-
-    Args:
-        model: a model whose outputs are logits, (samples, classes) or (samples, positions, classes).
-        batch: a tensor of inputs, or a tuple or list of that tensor alone, as a `TensorDataset` of inputs gives it; or
-            a mapping without `labels`, for which the model returns no loss.
-        seed: the seed of the draw; the global random state is not used.
-        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
-
-    Example:
-        >>> x, y = add_sampled_labels(nn.Identity(), torch.tensor([[0.0, 99.0], [99.0, 0.0]]), seed=0)
-        >>> y
-        tensor([1, 0])
-    """
-    if (inputs := _unlabelled(batch)) is None:
-        return batch
-    _, labelled = _predict(model, inputs, seed, outputs)
-    return batch if labelled is None else labelled
 
 
 def default_loss_in_one_pass(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Tensor:

@@ -38,6 +38,25 @@ def check_decay(decay: float | None) -> None:
         raise MooringError(f"decay={decay!r} is not allowed: 0 <= decay < 1, or None for the mean over the task")
 
 
+@dataclass(frozen=True)
+class RunningAverage(Importance):
+    """An importance whose `current` is `average` of scores."""
+
+    decay: float | None = 0.2
+
+    def __post_init__(self) -> None:
+        check_decay(self.decay)
+
+    @property
+    def averages(self) -> bool:
+        """True without a decay."""
+        return self.decay is None
+
+    def averaged(self) -> "RunningAverage":
+        """Return the same importance without a decay."""
+        return replace(self, decay=None)
+
+
 def fisher_observed(g: Tensor, samples: int | Tensor = 1) -> Tensor:
     """Return the score of one batch with its own labels: samples * g^2.
 
@@ -66,7 +85,7 @@ def fisher_sampled(score: Tensor, samples: int | Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class EWC(Importance):
+class EWC(RunningAverage):
     """Elastic weight consolidation: current <- decay * current + (1 - decay) * g^2.
 
     Args:
@@ -92,7 +111,6 @@ class EWC(Importance):
         tensor([[1., 1.]])
     """
 
-    decay: float | None = 0.2
     labels: Literal["observed", "sampled"] = "observed"
     per_sample: bool = False
     batch_size: int | None = None
@@ -100,18 +118,13 @@ class EWC(Importance):
     needs_anchor: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_decay(self.decay)
+        super().__post_init__()
         if self.labels not in ("observed", "sampled"):
             raise unknown("labels", self.labels, ["observed", "sampled"])
         if self.batch_size is not None:
             check_whole("batch_size", self.batch_size, 1)
             if self.labels == "observed" and not self.per_sample:
                 raise MooringError("batch_size has no effect here: give per_sample=True or labels='sampled' too")
-
-    @property
-    def averages(self) -> bool:
-        """True without a decay."""
-        return self.decay is None
 
     @property
     def watches(self) -> Literal["nothing", "samples", "outputs"]:
@@ -129,10 +142,6 @@ class EWC(Importance):
         else:
             score = fisher_observed(it.g, samples if self.per_sample else 1)
         average(state["current"], score, self.decay, it.count, out=state["current"])
-
-    def averaged(self) -> "EWC":
-        """Return the same importance without a decay."""
-        return replace(self, decay=None)
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Return log p(y | x) summed over the batch, with y sampled from the model's prediction."""

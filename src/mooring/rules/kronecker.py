@@ -65,9 +65,7 @@ class Kronecker(Importance):
     def __post_init__(self) -> None:
         check_whole("every", self.every, 1)
         check_whole("largest", self.largest, 1)
-        if self.blocks is not None:
-            check_whole("blocks", self.blocks, 1)
-        for name in ("batch_size", "places"):
+        for name in ("batch_size", "blocks", "places"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
 

@@ -1,13 +1,13 @@
 """MAS: the sensitivity of the outputs' squared norm to each parameter; needs no labels."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from mooring.rules.ewc import average, check_decay
-from mooring.rules.importance import Importance, Iteration, State
+from mooring.rules.ewc import RunningAverage, average
+from mooring.rules.importance import Iteration, State
 
 
 def sensitivity(probe: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def sensitivity(probe: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MAS(Importance):
+class MAS(RunningAverage):
     """Memory aware synapses: current <- decay * current + (1 - decay) * |grad of sum ||f(x)||^2|.
 
     A forward hook reads the outputs f(x), and one extra backward pass takes their gradient. It does not change the
@@ -43,27 +43,14 @@ class MAS(Importance):
         tensor([[30.]])
     """
 
-    decay: float | None = 0.2
     watches: ClassVar[Literal["outputs"]] = "outputs"  # to differentiate their squared norm
     draws: ClassVar[bool] = False
     needs_anchor: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_decay(self.decay)
-
-    @property
-    def averages(self) -> bool:
-        """True without a decay."""
-        return self.decay is None
 
     def update(self, state: State, it: Iteration) -> None:
         """Update current <- average(current, |probe|)."""
         assert it.probe is not None
         average(state["current"], sensitivity(it.probe), self.decay, it.count, out=state["current"])
-
-    def averaged(self) -> "MAS":
-        """Return the same importance without a decay."""
-        return replace(self, decay=None)
 
     def probe(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Return the sum of ||f(x)||^2 over the batch."""

@@ -33,9 +33,6 @@ DEFAULT_NATS = 0.1
 DEFAULT_PRODUCT_NATS = 0.03
 """The same where low-rank adapters train, which learn hardly more with a larger one (docs/adapters.md)."""
 
-DELETED_OPTIONS = {"Budget": {"growth": 1.0, "per": "model", "over": "mean"}}
-"""Options that saved states may name, with the values that are the only behaviour now."""
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -116,36 +113,33 @@ class Rules:
             >>> choose_rules().continued(saved).pull
             Budget(nats=0.1, every=1, measured=True, distil=None, average=None)
         """
-        options: dict[str, Any] = {}
         own, saved_merge = self.header(), merges.PUBLIC_NAMES.get(saved["merge"], saved["merge"])
-        if "importance" not in self.named:
-            options["importance"] = _created("importance", saved["options"], self.importance)
-        elif saved["importance"] != own["importance"]:
+        if "importance" in self.named and saved["importance"] != own["importance"]:
             raise MooringError(
                 f"the state was made by importance {saved['importance']}, this Mooring has {own['importance']}: give "
                 f"attach importance={saved['options']}, or none"
             )
+        if saved["buffers"] not in BUFFERS:
+            raise MooringError(
+                f"the state was made with buffers={saved['buffers']!r}, which does not exist any more: train the task "
+                'again with buffers="frozen" or "follow"'
+            )
+        if saved_merge and "merge" not in self.named and saved_merge not in merges.MERGES:
+            raise _not_known("merge", saved_merge)
+        options: dict[str, Any] = {}
+        if "importance" not in self.named:
+            options["importance"] = _created("importance", saved["options"], self.importance)
         elif _normalized(saved["options"]) != own["options"]:
             _warn_of_other_option("importance", saved["options"], own["options"])
         if "pull" not in self.named:
             options["pull"] = _created("pull", saved["pull"], self.pull)
         elif saved["pull"].partition("(")[0] != own["pull"].partition("(")[0]:
             _warn_of_other_option("pull", saved["pull"], own["pull"])
-        if "merge" not in self.named and saved_merge:
-            if saved_merge not in merges.MERGES:
-                raise _not_known("merge", saved_merge)
-            options["merge"] = merges.resolve(saved_merge)
-        elif saved_merge != own["merge"]:
-            _warn_of_other_option("merge", repr(saved_merge) if saved_merge else "", repr(own["merge"]))
-        if saved["buffers"] not in BUFFERS:
-            raise MooringError(
-                f"the state was made with buffers={saved['buffers']!r}, which does not exist any more: train the task "
-                'again with buffers="frozen" or "follow"'
-            )
-        if "buffers" not in self.named:
-            options["buffers"] = saved["buffers"]
-        elif saved["buffers"] != own["buffers"]:
-            _warn_of_other_option("buffers", repr(saved["buffers"]), repr(own["buffers"]))
+        for name, value in (("merge", saved_merge), ("buffers", saved["buffers"])):
+            if name not in self.named and value:
+                options[name] = merges.resolve(value) if name == "merge" else value
+            elif value and value != own[name]:
+                _warn_of_other_option(name, repr(value), repr(own[name]))
         rules = replace(self, **options)
         return self if rules.header() == own else rules
 
@@ -238,14 +232,10 @@ def _evaluate(node: ast.expr) -> Any:
     """Return the value of a literal, or of a call of a class of Mooring with such values."""
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
-    module = rules if ast.unparse(node.func) in rules.__all__ else None
-    if module is None:
-        raise ValueError(f"{ast.unparse(node.func)} is not a rule of Mooring")
+    if (name := ast.unparse(node.func)) not in rules.__all__:
+        raise ValueError(f"{name} is not a rule of Mooring")
     options = {keyword.arg or "": _evaluate(keyword.value) for keyword in node.keywords}
-    for option, default in DELETED_OPTIONS.get(ast.unparse(node.func), {}).items():
-        if options.pop(option, default) != default:
-            raise ValueError(f"{option} is no option any more")
-    return getattr(module, ast.unparse(node.func))(*map(_evaluate, node.args), **options)
+    return getattr(rules, name)(*map(_evaluate, node.args), **options)
 
 
 def _normalized(text: str) -> str:
@@ -270,11 +260,10 @@ def _not_known(option: str, saved: str) -> MooringError:
 
 
 def _warn_of_other_option(option: str, saved: str, given: str) -> None:
-    if saved:  # a state that does not say is accepted
-        warn(
-            f"the state was made with {saved}, this Mooring has {given}: "
-            f"unless you mean to change that, give attach {option}={saved}",
-        )
+    warn(
+        f"the state was made with {saved}, this Mooring has {given}: unless you mean to change that, give attach "
+        f"{option}={saved}",
+    )
 
 
 def describe(rule: object) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -63,8 +62,24 @@ def consolidate(
             nothing.
         decompose: whether to compute the eigenbases of Kronecker factors now; otherwise when something reads them.
     """
-    end = _TaskEnd(importance, merge, memory, start, tasks, layer_scales(states, importance))
-    ended = [end.of(state) for state in states]
+    scales, ended = layer_scales(states, importance), []
+    for state in states:
+        previous, factors, importance_state = state.previous, None, state.importance_state
+        if state.is_product_input:
+            previous = None
+        elif state.factors and not (state.has_scores and state.count):
+            with _name_factors(state.name):
+                factors = state.factors.consolidated()
+        else:
+            importance_state = start(state, tasks + 1) if memory.accumulates else {}
+            if state.count or not importance.merges:  # a parameter without a gradient keeps its importance
+                score = (state.importance_state or start(state, tasks))["current"].to(state.compute_dtype)
+                if (scale := scales.get(layer_of(state.name))) is not None:
+                    score = score * per_run(scale, score)
+                if importance.merges:
+                    score = merge(_past_scores(state, score), score)
+                previous = memory.store_previous(score, state.theta)
+        ended.append((previous, factors, importance_state))
     if decompose:
         _compute_bases({s.name: new for s, (_, new, _) in zip(states, ended, strict=True) if new and new.basis is None})
     pull()
@@ -74,47 +89,18 @@ def consolidate(
     move_anchors(states)
 
 
+def _past_scores(state: ParameterState, like: Tensor) -> Tensor:
+    """Return the importance over past tasks in the dtype to compute in; 0 before the first consolidation."""
+    previous = state.previous.values() if isinstance(state.previous, QuantizedImportance) else state.previous
+    if state.factors and state.factors.tasks:
+        previous = state.factors.past_diagonal(state.theta)
+    return torch.zeros_like(like) if previous is None else previous.to(state.compute_dtype)
+
+
 def move_anchors(states: Iterable[ParameterState]) -> None:
     """anchor <- theta."""
     for state in states:
         state.anchor.copy_(state.theta)
-
-
-@dataclass(frozen=True)
-class _TaskEnd:
-    """What the end of a task needs, as `consolidate` says, and the factors of all layers."""
-
-    importance: Importance
-    merge: Merge
-    memory: Memory
-    start: Callable[[ParameterState, int], State]
-    tasks: int
-    layer_scales: State
-
-    def of(self, state: ParameterState) -> tuple[Tensor | QuantizedImportance | None, KroneckerFactors | None, State]:
-        """Return a parameter's `previous`, factors and importance after a task, without changing its state."""
-        if state.is_product_input:
-            return None, None, state.importance_state
-        if state.factors and not (state.has_scores and state.count):
-            with _name_factors(state.name):
-                return state.previous, state.factors.consolidated(), state.importance_state
-        importance_state = self.start(state, self.tasks + 1) if self.memory.accumulates else {}
-        return self._merged(state), None, importance_state
-
-    def _merged(self, state: ParameterState) -> Tensor | QuantizedImportance | None:
-        """Return merge(previous, current); `previous` itself where the parameter had no gradient."""
-        if not state.count and self.importance.merges:
-            return state.previous
-        current = (state.importance_state or self.start(state, self.tasks))["current"].to(state.compute_dtype)
-        if (layer_scale := self.layer_scales.get(layer_of(state.name))) is not None:
-            current = current * per_run(layer_scale, current)
-        if self.importance.merges:
-            previous = state.previous.values() if isinstance(state.previous, QuantizedImportance) else state.previous
-            if state.factors and state.factors.tasks:
-                previous = state.factors.past_diagonal(state.theta)
-            previous = torch.zeros_like(current) if previous is None else previous.to(state.compute_dtype)
-            current = self.merge(previous, current)
-        return self.memory.store_previous(current, state.theta)
 
 
 def _compute_bases(factors: dict[str, KroneckerFactors]) -> None:

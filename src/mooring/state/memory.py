@@ -108,11 +108,8 @@ class Memory:
 
     def new_anchor(self, theta: Tensor) -> Tensor:
         """Return a new anchor at a parameter, or at its part on this rank."""
-        dtype = self.anchor or theta.dtype
-        if not self.host:
-            return torch.empty_like(theta, dtype=dtype).copy_(theta)
-        pinned = theta.device.type == "cuda"
-        return torch.empty_like(theta, dtype=dtype, device="cpu", pin_memory=pinned).copy_(theta)
+        pinned, device = self.host and theta.device.type == "cuda", "cpu" if self.host else theta.device
+        return torch.empty_like(theta, dtype=self.anchor or theta.dtype, device=device, pin_memory=pinned).copy_(theta)
 
     def store_current(self, current: Tensor) -> Tensor:
         """Return the importance of a new task in the form it is kept in."""
@@ -121,10 +118,10 @@ class Memory:
     def store_previous(self, previous: Tensor, theta: Tensor) -> Tensor | QuantizedImportance:
         """Return the importance over past tasks in the form it is kept in; a single number stays one."""
         if self.previous == "8bit":
-            block = block_size(theta.shape) if previous.shape == theta.shape else None
+            values, block = previous.to(compute_dtype_of(theta)), block_size(theta.shape)
             return (
-                previous.to(compute_dtype_of(theta))
-                if block is None
-                else QuantizedImportance.from_values(previous.to(compute_dtype_of(theta)), block)
+                values
+                if block is None or values.shape != theta.shape
+                else QuantizedImportance.from_values(values, block)
             )
         return previous.to(self.previous or compute_dtype_of(theta))

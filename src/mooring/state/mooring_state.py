@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from mooring.curvature.kronecker_factors import (
     FACTOR_SLOTS,
-    LAZY,
     KroneckerFactors,
     diagonal_reasons,
     layer_groups,
@@ -27,8 +25,7 @@ from mooring.rules.merges import Merge
 from mooring.state.consolidation import consolidate, move_anchors
 from mooring.state.memory import Memory
 from mooring.state.offload import AnchorOffload
-from mooring.state.parameter_state import ParameterState, compute_dtype_of
-from mooring.state.resizing import keeps_rows
+from mooring.state.parameter_state import ParameterState, compute_dtype_of, keeps_rows
 from mooring.state.selection import module_names, moorable
 
 PREVIOUS_SLOTS = {"previous", "previous_high", "previous_step"}
@@ -74,7 +71,7 @@ class MooringState:
         merge: Merge,
         exclude: tuple[str, ...],
         memory: Memory,
-        adapters: Product | str = "",
+        adapters: Product | str,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -99,7 +96,7 @@ class MooringState:
         self.layers: dict[nn.Module, dict[str, Tensor]] = {}
         self.diagonal_reasons: dict[Tensor, str] = {}
         self.with_factors: set[Tensor] = set()
-        self.grouped: dict[Tensor, int] = {}
+        self.groups: dict[Tensor, int] = {}  # of weights of convolutions that have several
         self.refresh()
 
     def refresh(self) -> None:
@@ -109,19 +106,19 @@ class MooringState:
         self.records = {p: state for p, state in self.records.items() if p in self.names}
         self._foreign = {p for p in self.optimizer_parameters() if p not in self.names}
         self._find_products(gone.values())
+        self.layers = {}
         if self.importance.by_layer:
-            self.layers = self._moored_layers()
-            self.with_factors = {p for parameters in self.layers.values() for p in parameters.values()}
+            options = self.importance.largest, self.importance.blocks
+            for layer, own in layers_with_factors(self.model, *options).items():
+                if moored := {n: p for n, p in own.items() if p in self.names and p not in self.products}:
+                    self.layers[layer] = moored
+            self.with_factors = {p for own in self.layers.values() for p in own.values()}
             weights = ((own.get("weight"), layer_groups(layer)) for layer, own in self.layers.items())
-            self.grouped = {p: groups for p, groups in weights if p is not None and groups > 1}
+            self.groups = {p: groups for p, groups in weights if p is not None and groups > 1}
             observed = {p: reason for p, reason in self.diagonal_reasons.items() if p in self.with_factors}
-            self.diagonal_reasons = observed | diagonal_reasons(
-                self.model, self.importance.largest, self.importance.blocks
-            )
-        if isinstance(self.adapters, Product):
-            own_layers = self.layers if self.importance.by_layer else {}
-            added = {layer: own_layers.get(layer, {}) | products for layer, products in self.products.layers.items()}
-            self.layers = own_layers | added
+            self.diagonal_reasons = observed | diagonal_reasons(self.model, *options)
+        for layer, own in self.products.layers.items():
+            self.layers[layer] = self.layers.get(layer, {}) | own
         self._all_names = moorable(self.model, ())
         resized = [(state, p) for p, state in self.records.items() if state.shape != p.shape]
         for p, name in self.names.items() if gone else ():
@@ -130,28 +127,19 @@ class MooringState:
         for state, p in resized:
             self._resize(state, p)
 
-    def _moored_layers(self) -> dict[nn.Module, dict[str, Tensor]]:
-        """Return the layers with factors, with their parameters that are neither excluded nor held as products."""
-        layers = layers_with_factors(self.model, self.importance.largest, self.importance.blocks)
-        moored = (
-            (layer, {n: p for n, p in own.items() if p in self.names and p not in self.products})
-            for layer, own in layers.items()
-        )
-        return {layer: own for layer, own in moored if own}
-
     def _find_products(self, gone: Iterable[ParameterState]) -> None:
         """Read the low-rank adapters that the model has now; remember the factors of those that left it."""
-        reason = self.adapters if isinstance(self.adapters, str) else ""
+        products = find_products(module_names(self.model), self.names)
+        reason = self.adapters
         if not self.importance.by_layer and is_one_graph(self.model):
             reason = ONE_GRAPH
-        if isinstance(self.adapters, str) or reason:
-            if reason:
-                self.products = by_parameters(find_products(module_names(self.model), self.names), reason)
+        if isinstance(reason, str):
+            self.products = by_parameters(products, reason)
             return
         for state in gone:
             if isinstance(state.factors, ProductFactors) and state.factors.tasks:
                 self.merged_products[state.factors.layer_name] = state.factors
-        self.products = find_products(module_names(self.model), self.names)
+        self.products = products
         for b, low_rank in self.products.by_b.items():
             factors = self.records[b].factors if b in self.records else None
             if isinstance(factors, ProductFactors):
@@ -214,7 +202,7 @@ class MooringState:
 
     def trained_by_name(self) -> State:
         """Return the model's parameters that the optimizer trains, also excluded ones, by name."""
-        trained = [p for p in self.optimizer_parameters() if p.requires_grad and not is_lazy(p)]
+        trained = [p for p in self.optimizer_parameters() if p.requires_grad]
         for p in trained:
             self.is_moorable(p)  # makes the model be read again where one is unknown
         return {self._all_names[p]: p for p in trained if p in self._all_names}
@@ -238,8 +226,6 @@ class MooringState:
         if p.is_complex() or (p.grad is not None and p.grad.layout != torch.strided):
             kind = "is complex" if p.is_complex() else "has a sparse gradient"
             raise MooringError(f"{self.names[p]!r} {kind}, which cannot be moored: exclude it")
-        if self.diagonal_reasons.get(p) == LAZY:
-            self.refresh()  # it has its shape by now
         known = self.records.get(p)  # the model may have been read again
         if known is None:
             self.records[p] = self.new_state(p, self.tasks)
@@ -262,8 +248,7 @@ class MooringState:
         """
         if sharded(p):
             raise MooringError(f"{self.names[p]!r} changed its shape, which a sharded parameter cannot: attach again")
-        grouped = old.factors is not None and not old.held_with and old.factors.inputs.ndim > 2
-        if old.factors and (old.factors.blocked or grouped):  # its blocks or groups have other sizes now
+        if old.factors and old.factors.inputs.ndim > 2:  # its blocks or groups have other sizes now
             self.to_scores(old)
         new = self.new_state(p, self.tasks)
         if old.held_with or p in self.products:
@@ -306,19 +291,14 @@ class MooringState:
             return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=product)
         if p in self.with_factors:
             return ParameterState(self.names[p], p, anchor, self.no_scores(p), factors=self.new_factors(p))
-        return ParameterState(
-            self.names[p], p, anchor, self.start_importance(p, task) if self.memory.accumulates else {}
-        )
+        scores = self.start_importance(p, task) if self.memory.accumulates else {}
+        return ParameterState(self.names[p], p, anchor, scores)
 
     def new_factors(self, p: Tensor) -> KroneckerFactors:
         """Return the factors of a parameter before anything is known of it."""
         return KroneckerFactors.zeros(
-            p.detach(), compute_dtype_of(p), blocks=self.importance.blocks, groups=self.groups_of(p)
+            p.detach(), compute_dtype_of(p), blocks=self.importance.blocks, groups=self.groups.get(p, 1)
         )
-
-    def groups_of(self, p: Tensor) -> int:
-        """Return the number of groups whose factors the weight of a convolution has; 1 for another parameter."""
-        return self.grouped.get(p, 1)
 
     def new_product(self, b: Tensor) -> ProductFactors:
         """Return the factors of a low-rank product, with what is known of past tasks of its layer."""
@@ -377,7 +357,11 @@ class MooringState:
         self.refresh()
         for p in self.trained():
             self.get_or_create(p)
-        self._check_current_is_kept()
+        if self.needs_data:
+            raise MooringError(
+                'this task has no importance, because Memory(current="none"), the default with a reference, keeps '
+                "nothing in training: give consolidate(data=...) some of its data, or attach(memory=Memory()) before it"
+            )
         consolidate(
             self.records.values(),
             self.importance,
@@ -430,23 +414,16 @@ class MooringState:
         trained = (s for s in self.records.values() if s.count and s.unheld_reason != NOT_OBSERVED)
         return any(not state.knows_task for state in trained)
 
-    def _check_current_is_kept(self) -> None:
-        """Refuse to end a task of which nothing was kept."""
-        if self.needs_data:
-            raise MooringError(
-                'this task has no importance, because Memory(current="none"), the default with a reference, keeps '
-                "nothing in training: give consolidate(data=...) some of its data, or attach(memory=Memory()) before it"
-            )
-
 
 def is_one_graph(model: nn.Module) -> bool:
-    """Return whether a model, or a part of it, was compiled as one graph, in which layers cannot be observed."""
-    return any(map(_is_compiled_whole, model.modules()))
+    """Return whether a model, or a part of it, was compiled as one graph, in which layers cannot be observed.
 
-
-def _is_compiled_whole(module: nn.Module) -> bool:
-    """Return whether a module is compiled with fullgraph=True, by `torch.compile` or by its own method `compile`."""
-    context = getattr(module, "dynamo_ctx", None)
-    if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
-        context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
-    return bool(getattr(context, "fullgraph", False))
+    That is with fullgraph=True, by `torch.compile` or by a module's own method `compile`.
+    """
+    for module in model.modules():
+        context = getattr(module, "dynamo_ctx", None)
+        if inspect.isfunction(call := getattr(module, "_compiled_call_impl", None)):
+            context = inspect.getclosurevars(call).nonlocals.get("self")  # torch keeps the options nowhere else
+        if getattr(context, "fullgraph", False):
+            return True
+    return False

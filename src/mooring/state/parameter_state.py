@@ -1,16 +1,15 @@
 """`ParameterState`, the state of one moored parameter."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from mooring.curvature.kronecker_factors import KroneckerFactors
-from mooring.distributed.dtensor import local_tensor
+from mooring.distributed.dtensor import local_tensor, sharded
 from mooring.rules import State
 from mooring.state.quantization import QuantizedImportance
-from mooring.state.resizing import copy_rows, resized_factors, resized_importance
 
 
 def compute_dtype_of(tensor: Tensor) -> torch.dtype:
@@ -137,11 +136,13 @@ class ParameterState:
         copy_rows(old.anchor, self.anchor)
         self.count, self.unheld_reason = old.count, old.unheld_reason
         if old.factors:
-            self.factors, self.importance_state = resized_factors(old.factors, rows), old.importance_state
+            self.factors, self.importance_state = _resized_factors(old.factors, rows), old.importance_state
         for slot in () if old.factors else self.importance_state.keys() & old.importance_state.keys():
             copy_rows(old.importance_state[slot], self.importance_state[slot])
-        if old.previous is not None:
-            self.previous = resized_importance(old.previous, old.anchor.shape, rows)
+        if isinstance(old.previous, QuantizedImportance):
+            self.previous = QuantizedImportance(*(_resized(tensor, rows) for tensor in old.previous.slots().values()))
+        elif old.previous is not None:
+            self.previous = _resized(old.previous.expand(old.anchor.shape), rows)
 
     def select_runs(self, rows: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
         """Keep only the runs in these rows, in this order.
@@ -156,3 +157,49 @@ class ParameterState:
         self.previous = None if self.previous is None else arrange(self.previous[rows])
         if self.factors:
             self.factors.select_runs(rows)
+
+
+def keeps_rows(old: Tensor, new: Tensor) -> bool:
+    """Return whether a parameter that replaces another one begins with its values, as a resized embedding does.
+
+    Example:
+        >>> old = torch.arange(6.0).view(3, 2)
+        >>> keeps_rows(old, torch.cat([old, torch.ones(2, 2)])), keeps_rows(old, torch.ones(3, 2))
+        (True, False)
+    """
+    if sharded(old) or sharded(new) or old.ndim != new.ndim or not new.ndim:
+        return False
+    if old.shape[1:] != new.shape[1:] or (old.dtype, old.device) != (new.dtype, new.device):
+        return False
+    rows = min(len(old), len(new))
+    return torch.equal(old[:rows], new[:rows])
+
+
+def copy_rows(source: Tensor, target: Tensor) -> Tensor:
+    """Copy the rows that both have into `target`, and return it; a single number is copied as it is.
+
+    Example:
+        >>> copy_rows(torch.tensor([1.0, 2.0]), torch.zeros(3))
+        tensor([1., 2., 0.])
+    """
+    if source.ndim:
+        rows = min(len(source), len(target))
+        target[:rows] = source[:rows]
+    else:
+        target.copy_(source)
+    return target
+
+
+def _resized(tensor: Tensor, rows: int) -> Tensor:
+    """Return a tensor with another number of rows; new rows are 0."""
+    return copy_rows(tensor, tensor.new_zeros(rows, *tensor.shape[1:]))
+
+
+def _resized_factors(factors: KroneckerFactors, rows: int) -> KroneckerFactors:
+    """Return factors for another number of outputs."""
+    outputs, past_outputs = (
+        _resized(_resized(matrix, rows).mT, rows).mT.contiguous() for matrix in (factors.outputs, factors.past_outputs)
+    )
+    new = replace(factors, outputs=outputs, past_outputs=past_outputs, basis=None)
+    new.update_eigenbasis()
+    return new

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from mooring.distributed.dtensor import reshard
 from mooring.errors import MooringError
@@ -128,7 +127,7 @@ def norm_modules(model: nn.Module, exclude: tuple[str, ...], held: Sequence[Tens
             continue
         if any(_matches(name, pattern) or fnmatchcase(f"{name}.weight", pattern) for pattern in exclude):
             continue
-        if isinstance(module.running_mean, Tensor) and not is_lazy(module.running_mean):
+        if isinstance(module.running_mean, Tensor):
             modules[name] = module
     return modules
 

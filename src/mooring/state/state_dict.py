@@ -5,7 +5,6 @@ A state that does not fit the model or the options is refused before anything is
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -129,14 +128,14 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
             if count and not header["steps"] and f"current.{name}" in flat:
                 new.importance_state = started  # estimated, and not yet consolidated
             unused_slots |= started.keys()
-        accumulated = header.get("accumulates", True)
-        records[p] = _read_parameter(flat, new, count, memory, accumulated=accumulated)
-        if factors := records[p].factors:
-            factors.count, factors.tasks, *scale = header["factors"][name]
+        _read_parameter(flat, new, count, memory, accumulated=header.get("accumulates", True))
+        if new.factors:
+            new.factors.count, new.factors.tasks, *scale = header["factors"][name]
             if scale:  # G of a task whose budget was calibrated was saved without its factor
-                factors.store(factors.past_factor("inputs"), factors.past_factor("outputs") * scale[0])
+                new.factors.store(new.factors.past_factor("inputs"), new.factors.past_factor("outputs") * scale[0])
             if p not in states.with_factors and p not in states.products:
-                states.to_scores(records[p])
+                states.to_scores(new)
+        records[p] = new
     update_eigenbases(state.factors for state in records.values() if state.factors)
     states.join_products(records)
     _check_all_keys_are_used(flat, records.values(), unused_slots)
@@ -152,16 +151,14 @@ def read_state(flat: State, states: MooringState) -> tuple[dict[str, Any], dict[
 
 def _read_parameter(
     flat: Mapping[str, Tensor], new: ParameterState, count: int, memory: Memory, *, accumulated: bool
-) -> ParameterState:
-    """Return the state of one parameter, checked against a new one for its slots and their shapes.
+) -> None:
+    """Fill a new state of one parameter, which says what slots there are and of which shapes.
 
     Tensors are stored as `memory` says, in whatever form they were saved. If the saved state did not accumulate, there
     is nothing of a task that has not begun, and the importance starts again from its first values.
     """
-    slots: State = {}
     for slot, like in new.slots().items():
         if slot in new.importance_state and not accumulated and not count:
-            slots[slot] = like
             continue
         key = f"{slot}.{new.name}"
         if key not in flat:
@@ -171,15 +168,13 @@ def _read_parameter(
             have = tuple(flat[key].shape)
             raise MooringError(f"the state does not fit: {key!r} has shape {have}, the model needs {tuple(want)}")
         saved = flat[key].detach()
-        part = saved if slot in FACTOR_SLOTS else local_part(saved, new.parameter)
-        slots[slot] = like.copy_(part) if slot == "anchor" else part.to(like, copy=True)  # anchors may be offloaded
-    anchor = slots.pop("anchor")
-    factors = None
-    if new.factors:
-        factors = replace(new.factors)
-        for slot in new.factors.slots():
-            setattr(factors, slot, slots.pop(slot))
-    return ParameterState(new.name, new.parameter, anchor, slots, _read_previous(flat, new, memory), count, factors)
+        if slot in FACTOR_SLOTS:
+            setattr(new.factors, slot, saved.to(like, copy=True))
+        elif slot == "anchor":
+            like.copy_(local_part(saved, new.parameter))  # it may be offloaded
+        else:
+            new.importance_state[slot] = local_part(saved, new.parameter).to(like, copy=True)
+    new.previous, new.count = _read_previous(flat, new, memory), count
 
 
 def _read_previous(
