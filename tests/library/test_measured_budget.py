@@ -726,14 +726,16 @@ def test_weight_of_distillation_follows_what_is_measured_and_never_falls_below_1
     model, optimizer = pretrained()
     moor = mooring.attach(model, optimizer, pull=mooring.Budget(1e-3), reference=task(1))
     train(model, optimizer, task(2), epochs=2)
-    expected = max(1.0, (moor.running_forgetting / 1e-3) ** 0.5)
-    assert float(moor._meter.distillation.weight) == pytest.approx(expected)
-    assert expected > 2
+    weight = float(moor._meter.distillation.weight)
+    assert weight > 2
+    train(model, optimizer, task(2))
+    assert moor.running_forgetting > 1e-3
+    assert float(moor._meter.distillation.weight) > weight
     optimizer.param_groups[0]["lr"] = 0.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(moor.anchor[name])
-    train(model, optimizer, task(2), epochs=3)
+    train(model, optimizer, task(2), epochs=9)
     assert float(moor._meter.distillation.weight) == 1
 
 

@@ -82,22 +82,20 @@ def test_repair_keeps_more_of_the_new_task_than_a_return(capsys):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8))
     train(model, torch.optim.Adam(model.parameters(), lr=0.01), blobs(1, 150))
-    optimizer, pull = torch.optim.Adam(model.parameters(), lr=0.03), mooring.Budget(0.005, average=False)
+    optimizer, pull = torch.optim.Adam(model.parameters(), lr=0.03), mooring.Budget(0.001, average=False)
     moor = mooring.attach(model, optimizer, pull=pull, reference=[x for x, _ in blobs(1, 18)])
-    anchor, gauge, unseen = copy.deepcopy(model), blobs(1, 18)[::3], blobs(2, 50)[30:]
-    train(model, optimizer, blobs(2, 30))
-    assert moor.measured().nats > 0.01
-    trained, returned = copy.deepcopy(model), straight_return(model, anchor, gauge, 0.005)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert moor.finish().nats <= 0.005
-    assert divergence(predictions(anchor, gauge), predictions(model, gauge)) <= 0.005 * (1 + 1e-4)
+    anchor, gauge, unseen = copy.deepcopy(model), blobs(1, 18)[::3], blobs(3, 80)[60:]
+    train(model, optimizer, blobs(3, 60))
+    assert moor.measured().nats > 0.002
+    trained, returned = copy.deepcopy(model), straight_return(model, anchor, gauge, 0.001)
+    assert moor.finish().nats <= 0.001
+    assert divergence(predictions(anchor, gauge), predictions(model, gauge)) <= 0.001 * (1 + 1e-4)
     lost = [divergence(predictions(trained, unseen), predictions(m, unseen)) for m in (model, returned)]
     assert lost[0] < 0.6 * lost[1]
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert (
-        f"mooring: more than 0.005 nats are measured: repairing, for about as long as {PLAIN_STEPS} steps take" in said
+        f"mooring: more than 0.001 nats are measured: repairing, for about as long as {PLAIN_STEPS} steps take" in said
     )
 
 

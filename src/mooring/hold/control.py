@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mooring.backends.host_copy import HostCopy
-from mooring.hold.distil import WeightedDistillation, weight_of
+from mooring.hold.distil import WeightedDistillation
 from mooring.hold.finish import (
     FEWEST_UPDATES,
     Ends,
@@ -299,18 +299,12 @@ class BudgetController(ABC):
         self.samples[pending.index] = (counts > 0).sum(1).amax().clamp(min=1)
         measured = running_value(self.latest, self.samples, self.batches_of_gauges())
         if self.distillation:
-            self.distillation.adjust(measured, named)
+            self.distillation.adjust(value, named, self.latest.shape[1])
         if not self.distils_all:
             gain = torch.full_like(named, GAIN / self.latest.shape[1])
             scales = next_scale(self.get_scales(), measured, named, torch.where(far, FAR_GAIN, gain), binding)
             self.set_scales(scales.minimum(self.largest))
         return measured
-
-    def adjust_weight(self) -> None:
-        """Set the weight of distillation by what was measured in this task."""
-        if self.distillation and not bool(self.latest.isnan().all()):
-            measured = running_value(self.latest, self.samples, self.batches_of_gauges())
-            self.distillation.adjust(measured, self.named_of_runs)
 
     # At its end
 
@@ -330,7 +324,7 @@ class BudgetController(ABC):
         over = ~(measured[0] <= self.named_of_runs)
         repairable = over & (self.named_of_runs > 0)
         if bool(repairable.any()) and (sides := self.sides()) is not None:
-            weight = weight_of(measured[0], self.named_of_runs)
+            weight = self.distillation.weight if self.distillation else torch.ones_like(measured[0])
             measured = repair(sides, repairable, self.named_of_runs, measured, weight)
             over = ~(measured[0] <= self.named_of_runs)
         if not bool(over.any()):

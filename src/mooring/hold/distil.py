@@ -25,6 +25,15 @@ MEMORY_OF_NORM = 0.99
 The task's present norm would not do: it vanishes when the task is learned, and would switch distillation off just then.
 """
 
+GAIN = 2.0
+"""The gain of the weight over one pass through all batches of the gauges."""
+
+LARGEST_RATIO = 16.0
+"""A measurement counts at most as so many budgets, and at least as a budget over so many."""
+
+LARGEST_WEIGHT = 1e4
+"""The largest weight; long before it the limit of the added gradient acts."""
+
 SMALLEST_BUDGET = 1e-6
 """A smaller budget counts as this one for the weight."""
 
@@ -78,9 +87,9 @@ class WeightedDistillation:
         turn, task = divmod(step // self.every, len(batches))
         return task, turn % batches[task]
 
-    def adjust(self, measured: Tensor, named: Tensor) -> None:
-        """Follow the measured value of each run; `named` is its budget."""
-        self.weight = weight_of(measured, named)
+    def adjust(self, measured: Tensor, named: Tensor, batches: int) -> None:
+        """Raise the weight of each run while more than its budget is measured, see `next_weight`."""
+        self.weight = next_weight(self.weight, measured, named, batches)
 
     def factors(self, tasks: int, scale: float = 1.0) -> Tensor:
         """Return the factor of the gradient in a step that distils, of shape (runs,).
@@ -127,8 +136,8 @@ class Distillation(WeightedDistillation):
         self.references = list(references)
 
     def joined(self, other: "Distillation") -> "Distillation":
-        """Return the distillation of these tasks and of another one's, with its weight and the lower cost of both."""
-        both = copy(other)
+        """Return the distillation of these tasks and of another one's, with this weight and the lower cost of both."""
+        both = copy(self)
         both.references, both.every = [*self.references, *other.references], max(self.every, other.every)
         return both
 
@@ -156,22 +165,27 @@ class Distillation(WeightedDistillation):
         return added
 
 
-def weight_of(measured: Tensor, named: Tensor) -> Tensor:
-    """Return the weight of the added gradient: sqrt(measured / named), at least 1.
+def next_weight(weight: Tensor, measured: Tensor, named: Tensor, batches: int) -> Tensor:
+    """Return the weight of the added gradient after a measurement: weight * (measured / named)^(GAIN / batches) >= 1.
 
     With the weight 1 a nat of old divergence counts as a nat of new loss. Less would spend the budget, although keeping
-    costs nothing. Near the original model the divergence is a quadratic form of the displacement, so above the budget
-    the root says how much too far the model has moved. The weight has no memory: it follows any schedule at once.
+    costs nothing. The budget is a constraint on what is measured, and the weight is its multiplier, which rises until
+    the constraint holds: dual ascent on its logarithm.
 
     Args:
-        measured: what is measured; infinite if the outputs are not finite.
+        weight: the present one.
+        measured: on one batch of the gauges; infinite if the outputs are not finite.
         named: the budget.
+        batches: the number of batches of the gauges, which are measured in turn.
 
     Example:
-        >>> weight_of(torch.tensor([0.01, 0.9]).double(), torch.tensor([0.1, 0.1]).double())
-        tensor([1.0000, 3.0000], dtype=torch.float64)
+        >>> one = torch.ones(2, dtype=torch.float64)
+        >>> next_weight(one, torch.tensor([0.01, 0.4]).double(), 0.1 * one, batches=4)
+        tensor([1.0000, 2.0000], dtype=torch.float64)
     """
-    return (measured / named.clamp(min=SMALLEST_BUDGET)).sqrt().nan_to_num(math.inf, posinf=math.inf).clamp(min=1)
+    ratio = (measured / named.clamp(min=SMALLEST_BUDGET)).nan_to_num(math.inf, posinf=math.inf)
+    change = ratio.clamp(1 / LARGEST_RATIO, LARGEST_RATIO) ** (GAIN / batches)
+    return (weight * change).clamp(1, LARGEST_WEIGHT)
 
 
 def gradients_of_divergence(

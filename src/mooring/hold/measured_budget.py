@@ -412,7 +412,8 @@ class MeasuredBudget(BudgetController):
         distils = self.distillation
         schedule: dict[str, Any] = {"loss_scale": [self.loss_scale.value, self.loss_scale.steps]}
         if distils:
-            schedule |= {"task_norm": float(distils.task_norm), "distils_every": distils.every}
+            schedule |= {"weight": float(distils.weight), "task_norm": float(distils.task_norm)}
+            schedule["distils_every"] = distils.every
         updates = self.average.updates(self.states.trained_by_name())
         known = zip(self.latest[0].tolist(), self.samples.tolist(), strict=True)
         latest = [None if math.isnan(value) else [value, samples] for value, samples in known]
@@ -438,7 +439,7 @@ class MeasuredBudget(BudgetController):
         if self.distillation:
             self.distillation.every = state.get("distils_every", 1)
             self.distillation.task_norm = _one(state.get("task_norm", 0.0))
-        self.adjust_weight()
+            self.distillation.weight = _one(max(1.0, state.get("weight", 1.0)))
 
 
 def _one(value: float) -> Tensor:

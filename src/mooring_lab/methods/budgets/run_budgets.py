@@ -136,8 +136,10 @@ class RunBudgets(BudgetController):
     def tensors(self) -> Tensors:
         """Return what is kept for each run, by name."""
         self.settle()
-        norm = {"task_norm": self.distillation.task_norm} if self.distillation else {}
-        return {"latest": self.latest, **norm, **self.average.tensors(self.stack.parameters)}
+        distilled: Tensors = {}
+        if self.distillation:
+            distilled = {"weight": self.distillation.weight, "task_norm": self.distillation.task_norm}
+        return {"latest": self.latest, **distilled, **self.average.tensors(self.stack.parameters)}
 
     def values(self) -> dict[str, Any]:
         """Return what is the same for all runs."""
@@ -147,7 +149,6 @@ class RunBudgets(BudgetController):
         """Continue from what `tensors` and `values` returned."""
         self.latest, self.samples = tensors["latest"].cpu(), torch.tensor(values["samples"], dtype=torch.float64)
         if self.distillation:
-            self.distillation.task_norm = tensors["task_norm"]
-        self.adjust_weight()
+            self.distillation.weight, self.distillation.task_norm = tensors["weight"].cpu(), tensors["task_norm"]
         self.set_acts(not self.distils_all)
         self.average.load(values["average"], tensors, self.stack.parameters)
