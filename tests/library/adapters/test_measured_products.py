@@ -66,7 +66,7 @@ def test_budget_is_kept_on_the_gauge_while_adapters_train(make, options):
     train(model, optimizer, task(2))
     kept = moor.finish()
     assert kept.nats == pytest.approx(divergence(model, original, gauge), rel=1e-4)
-    assert 0.4 * NATS <= kept.nats <= NATS
+    assert 0 < kept.nats <= NATS  # a ceiling: plain training would exceed it, and nothing is spent without need
 
 
 def test_default_budget_of_adapters_is_measured():
