@@ -187,7 +187,7 @@ class OneOptimizer(pl.LightningModule):
         return loss(self, x)
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.3, momentum=0.9)
+        return torch.optim.SGD(self.parameters(), lr=0.03, momentum=0.9)
 
 
 class TwoOptimizers(OneOptimizer):
