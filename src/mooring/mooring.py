@@ -210,7 +210,7 @@ class Mooring:
         return tuple(self._meter.history)
 
     def finish(self) -> Measurement:
-        """Return towards the anchor, if need be, until the measured forgetting is within the budget.
+        """Bring the measured forgetting within the budget, by a repair, and by a return towards the anchor if need be.
 
         The average of the trained parameters over the last steps, also of excluded ones, takes their place first, if it
         keeps the budget or has forgotten no more than they have, and the task was long enough (`Budget(average=)`).

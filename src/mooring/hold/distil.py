@@ -114,8 +114,8 @@ class WeightedDistillation:
             >>> distillation.limited(torch.tensor([1.0]), *norms), distillation.limited(torch.tensor([9.0]), *norms)
             (tensor([1.]), tensor([2.]))
         """
-        norm = torch.maximum(MEMORY_OF_NORM * self.task_norm.to(task_norm), task_norm)
-        self.task_norm = norm
+        norm = self.task_norm = self.task_norm.to(task_norm)
+        torch.maximum(MEMORY_OF_NORM * norm, task_norm, out=norm)  # in place, because recorded steps read this memory
         return (norm / added_norm).nan_to_num(0.0, posinf=math.inf).minimum(factors)
 
     def keep(self, rows: Tensor) -> None:

@@ -159,10 +159,9 @@ class Budget:
             not, and without data, the sum above is all that is known, and limited.
         distil: whether the gradient of that divergence, on the other part of the data, is added to the task's.
             True does so in every step, on a whole batch, which about doubles the cost of a step. None does so on parts
-            of batches, for at most a quarter of a step in the mean with SGD, a half with Adam, and mostly a fifth for
-            adapters (`mooring.reference.pass_cost`). Few inputs of floating-point numbers are
-            also mixed with each other; "unmixed" is as None without that. It has no effect on a budget that is not
-            measured.
+            of batches, for a quarter to a half of a step, and mostly a fifth for adapters
+            (`mooring.reference.pass_cost`). Inputs of floating-point numbers are also mixed with each other;
+            "unmixed" is as None without that. It has no effect on a budget that is not measured.
         average: whether the end of a task takes an average of the trained parameters over about the last 50 steps, if
             that keeps the budget or has forgotten no more than the last ones (`mooring.hold.finish`). None does so
             in tasks of more than about 420 steps. It has no effect on a budget that is not measured.

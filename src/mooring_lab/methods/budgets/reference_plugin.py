@@ -190,6 +190,7 @@ class ReferencePlugin(LearnerPlugin):
             self.budgets.settle()
             if (distillation := self.budgets.distillation) is not None:
                 self.factors.copy_(distillation.factors(len(self.distilled.sizes)))
+                distillation.task_norm = distillation.task_norm.to(fleet.device)  # before a step is recorded
         return ()
 
     def gradients(self, fleet: Fleet, step: Step) -> None:
