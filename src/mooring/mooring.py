@@ -160,7 +160,6 @@ class Mooring:
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
         self._watch.end_task(parameters_of_siblings(self._step))
         self._meter.announces = progress is not False
-        self._step.invalidate()
         forgotten: list[Measurement] = []
         with self._restored_on_error():
             gauge, recorded = None, list[Gauge]()
@@ -478,6 +477,8 @@ class Mooring:
             if isinstance(self._meter, MeasuredBudget):
                 self._meter.distillation, self._meter.largest_scale = distillation, largest
             raise
+        finally:  # not before, because the end of a task may use kernels
+            self._step.invalidate()
 
     def _estimate(
         self,

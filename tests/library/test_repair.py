@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import mooring
 from mooring.errors import ReturnedWarning
+from mooring.hold import loss_scale
 from mooring.hold.recent_inputs import KEPT_BATCHES
 from mooring.hold.repair import PLAIN_STEPS
 
@@ -196,6 +197,21 @@ def test_of_the_micro_batches_of_a_step_the_last_one_is_kept():
         optimizer.step()
     assert all(torch.equal(own, x) for own, (x, _) in zip(kept_inputs(moor), new[1::2], strict=True))
     assert moor._meter.loss_scale.value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_scale_of_a_loss_is_read_from_some_of_many_outputs(reduction, monkeypatch):
+    torch.manual_seed(0)
+    logits, labels = torch.randn(40, 30, 50, requires_grad=True), torch.randint(50, (40, 30))
+    labels[:, :20] = -100
+    loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=reduction)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    monkeypatch.setattr(loss_scale, "MOST_OUTPUTS", 1 << 12)
+    rows = loss_scale.rows_to_read(logits)
+    assert len(rows) == len(rows.unique()) == 81
+    kept = loss_scale.predictions_of(logits.detach())[rows]
+    found = loss_scale.scale_of(kept, gradient, rows)
+    assert float(found) == pytest.approx(1 if reduction == "mean" else 400, rel=1e-4)
 
 
 def test_inputs_that_a_loader_writes_over_are_copied():

@@ -158,7 +158,7 @@ class Distillation(WeightedDistillation):
         if not added:
             return {}
         task_norm = _norm([p.grad for p in added if p.grad is not None])
-        factors = self.factors(len(self.references), scale).to(task_norm.device)
+        factors = torch.full_like(task_norm, float(self.factors(len(self.references), scale)))  # waits for no copy
         factor = self.limited(factors, task_norm, _norm(list(added.values()))).squeeze()
         for (device, dtype), group in by_kind(local_tensors(list(added.values()))).items():
             torch._foreach_mul_(group, factor.to(device, dtype))

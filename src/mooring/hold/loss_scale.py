@@ -16,6 +16,7 @@ from mooring.errors import MooringError
 from mooring.hold.recent_inputs import TrainingHook
 from mooring.observe.output_observer import (
     ZERO_SUM,
+    class_dimension,
     class_dimension_of_gradient,
     find_outputs,
 )
@@ -24,6 +25,9 @@ from mooring.reference.divergence import at_least_float32, chunks
 
 OBSERVED_STEPS = 4
 """The number of steps at the beginning of a task in which the scale is observed; it is their mean."""
+
+MOST_OUTPUTS = 1 << 22
+"""Of more outputs only those of some predictions are kept until the backward pass, because they take memory."""
 
 
 class LossScale:
@@ -75,10 +79,11 @@ class LossScale:
         kind = outputs.device.type
         scaled = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
         if outputs.requires_grad and outputs.ndim > 1 and not scaled:
-            logits = outputs.detach()
+            rows = rows_to_read(outputs)
+            logits = outputs.detach() if rows is None else predictions_of(outputs.detach())[rows]
 
             def observe(gradient: Tensor) -> None:
-                self._observed.append(scale_of(logits, gradient))
+                self._observed.append(scale_of(logits, gradient, rows))
 
             outputs.register_hook(observe)  # type: ignore[no-untyped-call]
 
@@ -98,15 +103,36 @@ class LossScale:
             self.unhook()
 
 
+def rows_to_read(outputs: Tensor) -> Tensor | None:
+    """Return the numbers of the predictions that the scale is read from, spread over all; None for all of them.
+
+    Example:
+        >>> rows_to_read(torch.zeros(4, 10)) is None, len(rows_to_read(torch.zeros(1, 1).expand(1000, 1 << 14)))
+        (True, 256)
+    """
+    if outputs.numel() <= MOST_OUTPUTS:
+        return None
+    predictions = outputs.numel() // outputs.shape[class_dimension(outputs)]
+    wanted = max(1, MOST_OUTPUTS * predictions // outputs.numel())
+    step = round(predictions * (5**0.5 - 1) / 2) | 1  # no position of a sequence is met more often than others
+    return torch.arange(wanted, device=outputs.device) * step % predictions
+
+
+def predictions_of(outputs: Tensor, dimension: int | None = None) -> Tensor:
+    """Return outputs with a row for each prediction, and the classes last."""
+    return outputs.movedim(class_dimension(outputs) if dimension is None else dimension, -1).flatten(0, -2)
+
+
 @torch.no_grad()
-def scale_of(logits: Tensor, gradient: Tensor) -> Tensor:
+def scale_of(logits: Tensor, gradient: Tensor, rows: Tensor | None = None) -> Tensor:
     """Return the scale of a loss from the gradient of its logits; 0 if it is no cross entropy.
 
     The label is the class with the lowest gradient, s * (p - 1), so that s = -gradient / (1 - p) there.
 
     Args:
-        logits: the outputs.
-        gradient: of the same shape; where it is 0, nothing is predicted.
+        logits: the outputs, or the predictions in these rows.
+        gradient: of all outputs; where it is 0, nothing is predicted.
+        rows: the numbers of the predictions to read; None for all.
 
     Example:
         >>> logits = torch.randn(6, 3, requires_grad=True)
@@ -118,15 +144,21 @@ def scale_of(logits: Tensor, gradient: Tensor) -> Tensor:
         6.0
     """
     dimension = class_dimension_of_gradient(gradient)
-    gradient, logits = (t.movedim(dimension, -1).flatten(0, -2) for t in (gradient, logits))
-    sums = torch.zeros(5, dtype=torch.float64, device=logits.device)
+    if rows is not None and dimension != class_dimension(gradient):
+        return gradient.new_zeros((), dtype=torch.float64)
+    if rows is None:
+        logits = predictions_of(logits, dimension)
+    gradient = predictions_of(gradient, dimension)
+    count = gradient.any(-1).sum()
+    if rows is not None:
+        gradient = gradient[rows]
+    sums = torch.zeros(4, dtype=torch.float64, device=logits.device)
     for part in chunks(logits):
         g, z = at_least_float32(gradient[part]), at_least_float32(logits[part])
         label = g.argmin(-1, keepdim=True)
         error = 1 - (z.gather(-1, label) - z.logsumexp(-1, keepdim=True)).exp()
-        counts = g.any(-1, keepdim=True)
-        terms = (-g.gather(-1, label) * counts, error * counts, counts, g.sum(-1).abs(), g.abs())
+        terms = (-g.gather(-1, label), error * g.any(-1, keepdim=True), g.sum(-1).abs(), g.abs())
         sums += torch.stack([term.sum(dtype=torch.float64) for term in terms])
-    pulls, errors, count, remainder, total = sums
+    pulls, errors, remainder, total = sums
     scale = pulls / errors * count
     return torch.where((remainder <= ZERO_SUM * total) & scale.isfinite(), scale, 0.0)
