@@ -85,6 +85,8 @@ class RecentInputs:
         """Return the kept inputs with what the model gives for them now; None if there are none, or it cannot."""
         if not self._batches:
             return None
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # inputs may still be on their way to the host
         gauge = Gauge(list(self._batches), outputs=self.outputs)
         gauge.settings = self._settings
         try:
@@ -125,4 +127,11 @@ def _copied(inputs: Any) -> Any:
     device = next((t.device for t in tensors if t.device.type == "cuda"), None)
     if device is None or KEPT_BATCHES * sum(t.nbytes for t in tensors) <= resident_bytes(device):
         return map_tensors(inputs, lambda t: t.detach().clone())
-    return map_tensors(inputs, lambda t: t.detach().to("cpu", copy=True))
+    return map_tensors(inputs, lambda t: on_host(t.detach()))
+
+
+def on_host(t: Tensor) -> Tensor:
+    """Return a copy in the host's memory, which is complete when the device has done what it was given so far."""
+    if t.device.type != "cuda":
+        return t.to("cpu", copy=True)
+    return torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True)

@@ -131,7 +131,7 @@ class ReferencePlugin(LearnerPlugin):
         """Return what a repair moves, as `MeasuredBudget.sides` does of one model."""
         assert self.budgets is not None
         ((_, state),) = fleet.groups.moored
-        names = [name for name, known in state.states.items() if known.count]
+        names = [name for name, own in state.states.items() if own.count or own.factors]  # a GPU counts no factors
         known = [state.states[name] for name in names]
         kept = last_batches(fleet, task)
         samples = kept[0].shape[1]
