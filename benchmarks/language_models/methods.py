@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 import mooring
-from language_models.evaluation import divergence
-from language_models.texts import without_labels
+from language_models.evaluation import divergence, predictions
+from language_models.texts import Batch, without_labels
 from language_models.training import ADAPTER_ALPHA, ADAPTER_RANK, Run
 from mooring.errors import ReturnedWarning
 
@@ -66,6 +67,24 @@ def wise_ft(run: Run, part: float) -> None:
     run.shared_seconds -= run.train_seconds
 
 
+def asft(run: Run, weight: float) -> None:
+    """ASFT: weigh each token's loss by its probability, and add the divergence from the original model, on new inputs.
+
+    L = mean(-sg(q(y)) log q(y)) + weight * mean(KL(original || model)), over the tokens of the answers, as in Anchored
+    Supervised Fine-Tuning (arXiv 2509.23753) and its code, github.com/zhuchichi56/ASFT. It reads no old data.
+    LLaMA-Factory's `asft_alpha`, which is this weight, is 0.1 by default.
+    """
+
+    def loss_of(model: Any, batch: Batch) -> Tensor:
+        logits, labels = predictions(model, batch)
+        losses = cross_entropy(logits.float(), labels, reduction="none")
+        learned = batch["labels"][:, 1:] >= 0
+        anchor = divergence(run.original_logits(batch)[:, :-1][learned], logits, torch.ones_like(labels))
+        return (losses.detach().neg().exp() * losses).mean() + weight * anchor
+
+    run.train(loss_of=loss_of)
+
+
 def l2_sp(run: Run, strength: float) -> None:
     """L2-SP: add half the squared distance from the original weights, times the strength."""
     anchors = [p.detach().clone() for p in run.trained]
@@ -106,6 +125,7 @@ METHODS = {
     "lora-kl-by-hand": Method(kl_by_hand, (1.0, 0.3, 3.0), lora()),
     "wise-ft": Method(wise_ft, (0.5, 0.3, 0.7)),
     "replay": Method(replay, (1.0, 0.3)),
+    "asft": Method(asft, (0.1, 1.0, 0.03)),
     "rslora": Method(plain, (3e-4, 1e-4, 1e-3), lora(use_rslora=True)),
     "l2-sp": Method(l2_sp, (0.01, 0.1, 1.0)),
 }
