@@ -107,6 +107,20 @@ def lora(**options: Any) -> Callable[[], Any]:
     return configure
 
 
+def osf(part: float) -> Callable[[], Any]:
+    """Return a function that makes PEFT's configuration of OSF.
+
+    It freezes this part of the singular directions, the largest ones, and trains the others orthogonally to them.
+    """
+
+    def configure() -> Any:
+        from peft import OSFConfig
+
+        return OSFConfig(effective_rank=part, target_modules="all-linear")
+
+    return configure
+
+
 @dataclass(frozen=True)
 class Method:
     """A method, the values of its dial with the most telling first, and adapters if it trains those."""
@@ -128,5 +142,6 @@ METHODS = {
     "asft": Method(asft, (0.1, 1.0, 0.03)),
     "rslora": Method(plain, (3e-4, 1e-4, 1e-3), lora(use_rslora=True)),
     "l2-sp": Method(l2_sp, (0.01, 0.1, 1.0)),
+    "osf": Method(plain, (1e-4, 3e-5, 3e-4), osf(0.5)),
 }
 """The methods, the most important first."""
