@@ -29,7 +29,7 @@ from precision import PRECISIONS, set_precision
 from real_networks.methods import METHODS, NOT_FOR_ADAPTERS
 from real_networks.problem import Problem
 from real_networks.results import draw, print_table
-from run_log import Choice, Row, Schedule, append_row, choice_of, part_of, read_rows, rows_to_continue
+from run_log import Choice, Row, choice_of, part_of, read_rows, rows_to_continue, run_choices
 
 from mooring.errors import NonFiniteError
 
@@ -121,17 +121,15 @@ def measure(problem: Problem, choice: Choice, device: str) -> Row:
 
 def run_all(options: argparse.Namespace, wanted: list[Choice]) -> None:
     """Run what is missing within the time, and write a row for each run."""
-    settings, schedule = settings_of(options), Schedule(wanted, options.minutes)
-    problem: Problem | None = None
-    for number, choice in schedule:
-        begun = time.monotonic()
-        if problem is None:
-            problem = make_problem(options)
-            print(f"loaded in {time.monotonic() - begun:.0f} s; {len(wanted)} runs to do", file=sys.stderr, flush=True)
-            begun = time.monotonic()
-        row = measure(problem, choice, options.device)
-        append_row(options.out, {**row, "settings": settings})
-        schedule.record(number, result_of(row), time.monotonic() - begun)
+    run_choices(
+        wanted,
+        options.minutes,
+        options.out,
+        settings_of(options),
+        load=lambda: make_problem(options),
+        measure=lambda problem, choice: measure(problem, choice, options.device),
+        result_of=result_of,
+    )
 
 
 def result_of(row: Row) -> str:

@@ -5,7 +5,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +110,35 @@ class Schedule:
         """Return the seconds that a run is expected to take; 0 before the first."""
         known = self.took.get(method) or [seconds for values in self.took.values() for seconds in values]
         return statistics.fmean(known) if known else 0.0
+
+
+def run_choices(
+    wanted: Sequence[Choice],
+    minutes: float,
+    out: Path,
+    settings: Row,
+    load: Callable[[], Any],
+    measure: Callable[[Any, Choice], Row],
+    result_of: Callable[[Row], str],
+) -> None:
+    """Run choices as long as there is time, and append a row for each run.
+
+    Args:
+        wanted: the runs to do.
+        minutes: no run starts that would end later than this.
+        out: the file of rows.
+        settings: a part of each row.
+        load: returns the problem, before the first run.
+        measure: runs a choice on the problem, and returns its row.
+        result_of: returns what a row says, in a few words.
+    """
+    schedule, problem = Schedule(wanted, minutes), None
+    for number, choice in schedule:
+        begun = time.monotonic()
+        if problem is None:
+            problem = load()
+            print(f"loaded in {time.monotonic() - begun:.0f} s; {len(wanted)} runs to do", file=sys.stderr, flush=True)
+            begun = time.monotonic()
+        row = measure(problem, choice)
+        append_row(out, {**row, "settings": settings})
+        schedule.record(number, result_of(row), time.monotonic() - begun)
