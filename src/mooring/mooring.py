@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
@@ -19,7 +19,7 @@ from mooring.diagnose.drift import parameter_drift
 from mooring.distributed.dtensor import to_dtensor
 from mooring.errors import MooringError
 from mooring.hold.distil import make_distillation
-from mooring.hold.measure import Gauge, MeasuredPoint, Measurement, make_gauge, read_batches
+from mooring.hold.measure import Gauge, MeasuredPoint, Measurement, make_gauge
 from mooring.hold.measured_budget import MeasuredBudget
 from mooring.hold.unmeasured import Unmeasured
 from mooring.optimizers import (
@@ -30,8 +30,12 @@ from mooring.optimizers import (
     unwrap_optimizer,
 )
 from mooring.persistence import Parts, SavedMooring, pack
+from mooring.reference.attended import with_lengths
 from mooring.reference.batches import Data, Loss, split_batches, split_reference
 from mooring.reference.estimation import check_memory, estimate
+from mooring.reference.infer_kind import OutputsOfReference, read_outputs
+from mooring.reference.kinds import OutputKind
+from mooring.reference.rank_shares import read_batches
 from mooring.rules import State
 from mooring.rules.pull import check_numbers
 from mooring.state.chosen_rules import Rules
@@ -68,14 +72,16 @@ class Mooring:
         *,
         rules: Rules,
         exclude: tuple[str, ...],
-        outputs: Callable[[Any], Tensor] | None,
+        outputs: Callable[[Any], Any] | None,
         memory: Memory,
         check_finite: bool | str,
+        kind: OutputKind | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self._exclude, self._outputs, self._check_finite = exclude, outputs, check_finite
         self._loss: Loss | None = None
+        self._named_kind, self._kind_of_reference = kind, kind
         self._handles: list[Any] = []
         self._adopt(self._create(rules, memory))
         self._hook()
@@ -387,7 +393,8 @@ class Mooring:
             self._adopt(saved.parts)
             if hooked:
                 self._hook()
-        saved.load(self._loss, self._outputs)
+        saved.load(self._loss, self._outputs, self._named_kind)
+        self._kind_of_reference = self._meter.kind or self._named_kind
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with another optimizer of the same model, if each task has its own; the state stays."""
@@ -429,6 +436,8 @@ class Mooring:
         norms = f", frozen_norms={frozen}" if (frozen := self._step.norms.frozen) else ""
         if self.tasks and self._step.budget:
             norms += f", forgetting={'measured' if self._meter.gauges else 'estimated'}"
+            if self._meter.gauges and (kind := self._kind_of_reference) is not None:
+                norms += f", outputs={kind.name!r}{'' if self._named_kind else ' (inferred)'}"
         elif self._step.budget:
             note += ", nothing to measure"
         return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{norms}{note})"
@@ -489,6 +498,7 @@ class Mooring:
     ) -> None:
         self._refuse_interrupted()
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
+        options["kind"] = self._kind_of_reference
         observers = [*self._step.observers, *observers_of_siblings(self._step)]
         estimate(self._states, observers, data, **options, number_of=number_of)
         self._step.invalidate()
@@ -528,29 +538,36 @@ class Mooring:
         estimated = self._importance_is_known()
         if not estimated:
             check_memory(self._states)  # before anything is read
-        read = read_batches(self.model, data, batches)
-        held_out, others = split_reference(read)
+        read = [with_lengths(self.model, batch) for batch in read_batches(self.model, data, batches)]
+        seen = self._read_kind(meter, read, loss)
+        held_out, others = split_reference(read, whole=seen.whole)
         numbers, other_numbers = split_batches(range(len(read)))
         if not (read and estimated):
             self._estimate(others, loss, None, progress, number_of=other_numbers)
+        options: dict[str, Any] = {"kind": seen.kind, "whole": seen.whole}
         distillation = make_distillation(
-            self.model,
-            meter.budget,
-            others,
-            loss,
-            self._outputs,
-            other_numbers,
+            self.model, meter.budget, others, loss, self._outputs, other_numbers, **options
         )
         if estimated and distillation is None:
             held_out, numbers = read, [*range(len(read))]
         self._loss = loss
-        gauge = make_gauge(self.model, held_out, loss, self._outputs, numbers)
+        gauge = make_gauge(self.model, held_out, loss, self._outputs, numbers, **options)
         if estimated:  # otherwise the estimate has looked at the outputs
             gauge.warn_of_probabilities(self.model)
         if distillation is None:
             return gauge, []
         meter.distillation = meter.distillation.joined(distillation) if meter.distillation else distillation
         return gauge, distillation.references
+
+    def _read_kind(self, meter: MeasuredBudget, read: Sequence[Any], loss: Loss | None) -> OutputsOfReference:
+        """Return what the outputs on a reference are, and let the first training step check what was inferred."""
+        if not read:
+            return OutputsOfReference(self._named_kind, inferred=False, whole=False)
+        seen = read_outputs(self.model, read, self._named_kind, self._outputs, loss)
+        self._kind_of_reference = seen.kind
+        if seen.kind is not None:
+            meter.take_kind(seen.kind, whole=seen.whole, checks=seen.inferred)
+        return seen
 
     def _end_task(self, *, measured_later: bool) -> list[Measurement]:
         """Apply what is due at the end of a task, and return what was measured, if anything is.

@@ -1,8 +1,7 @@
-"""The scale of the user's loss: by how many nats it counts one nat of the mean cross entropy of a batch.
+"""What the first steps of a task show of the user's loss: its scale, and what kind of outputs it is of.
 
-The gradient of a cross entropy of one prediction with the weight s, with respect to its logits, is s * (p - t), where p
-are the probabilities and t is the label. So s is seen in a backward pass, whatever is done to the loss: it is 1 / n for
-the mean over n predictions, and 1 for their sum. The sum of s over all predictions of a step is the scale.
+The scale says by how many nats the loss counts one nat of the mean over predictions. Both are seen in a backward pass,
+in the gradient of the outputs, whatever is done to the loss.
 """
 
 from typing import Any
@@ -12,15 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mooring.distributed.dtensor import world_size
-from mooring.errors import MooringError
+from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.hold.recent_inputs import TrainingHook
-from mooring.observe.output_observer import (
-    ZERO_SUM,
-    class_dimension_of_gradient,
-    find_outputs,
-)
 from mooring.reference.batches import Outputs
-from mooring.reference.divergence import at_least_float32, chunks
+from mooring.reference.kinds import Classes, Labels, OutputKind, Values
+from mooring.reference.kinds.evidence import GradientEvidence
 
 OBSERVED_STEPS = 4
 """The number of steps at the beginning of a task in which the scale is observed; it is their mean."""
@@ -29,20 +24,26 @@ OBSERVED_STEPS = 4
 class LossScale:
     """The scale of a loss, observed in the first steps of a task by a forward hook and the gradient of the outputs.
 
-    It is 1 where the loss is no cross entropy, and under autocast to float16, where a scaler multiplies the loss.
+    It is 1 where the kind of the outputs cannot tell it, and under autocast to float16, where a scaler multiplies the
+    loss.
 
     Args:
-        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+        outputs: takes what the model returns and gives its outputs; None is as their kind finds them.
 
     Attributes:
         value: the scale; 1 before anything was observed.
         steps: the number of steps that were observed.
+        kind: what the outputs are taken for.
+        checks: whether the first step says if they look like another kind; not if the user named it.
     """
 
     def __init__(self, outputs: Outputs | None = None) -> None:
-        self.find_outputs = outputs or find_outputs
+        self.outputs = outputs
         self.value, self.steps = 1.0, 0
+        self.kind: OutputKind = Classes()
+        self.checks = False
         self._observed: list[Tensor] = []
+        self._evidence: list[GradientEvidence] = []
         self._handle: Any = None
 
     @property
@@ -53,7 +54,7 @@ class LossScale:
     def resume(self, value: float, steps: int) -> None:
         """Continue with what was observed in so many steps, at first with 1 and none."""
         self.unhook()
-        self.value, self.steps, self._observed = value, steps, []
+        self.value, self.steps, self._observed, self._evidence = value, steps, [], []
 
     def hook(self, model: nn.Module) -> None:
         """Observe the outputs of a model, until enough steps are observed."""
@@ -69,21 +70,30 @@ class LossScale:
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """Observe the gradient of the outputs, if this pass may be of one of the first steps."""
         try:
-            outputs = self.find_outputs(returned)
+            outputs = (self.outputs or self.kind.find)(returned)
         except MooringError:
             return
-        kind = outputs.device.type
-        scaled = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
-        if outputs.requires_grad and outputs.ndim > 1 and not scaled:
-            logits = outputs.detach()
+        if not isinstance(outputs, Tensor) or not outputs.requires_grad or not outputs.ndim:
+            return
+        device = outputs.device.type
+        scaled = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+        values = outputs.detach()
 
-            def observe(gradient: Tensor) -> None:
-                self._observed.append(scale_of(logits, gradient))
+        def observe(gradient: Tensor) -> None:
+            if self.checks:
+                self._evidence.append(GradientEvidence.of(values, gradient))
+            if not scaled and not (values.ndim < 2 and isinstance(self.kind, Classes)):
+                self._observed.append(self.kind.loss_scale(values, gradient))
 
-            outputs.register_hook(observe)  # type: ignore[no-untyped-call]
+        outputs.register_hook(observe)  # type: ignore[no-untyped-call]
 
     def take(self) -> None:
         """Count a step; the backward passes before it are those of its micro-batches."""
+        if self._evidence:
+            evidence, self._evidence, self.checks = self._evidence, [], False
+            better = [one.kind(self.kind) for one in evidence if one.parts or one.binary]
+            if better and better[0] is not None and all(type(kind) is type(better[0]) for kind in better):
+                warn_of_other_kind(self.kind, better[0])
         if not self._observed:
             return
         total = torch.stack(self._observed).sum()
@@ -98,35 +108,20 @@ class LossScale:
             self.unhook()
 
 
-@torch.no_grad()
-def scale_of(logits: Tensor, gradient: Tensor) -> Tensor:
-    """Return the scale of a loss from the gradient of its logits; 0 if it is no cross entropy.
-
-    The label is the class with the lowest gradient, s * (p - 1), so that s = -gradient / (1 - p) there.
-
-    Args:
-        logits: the outputs.
-        gradient: of the same shape; where it is 0, nothing is predicted.
-
-    Example:
-        >>> logits = torch.randn(6, 3, requires_grad=True)
-        >>> labels = torch.tensor([0, 1, 2, 0, 1, 2])
-        >>> for reduction in ("mean", "sum"):
-        ...     loss = nn.functional.cross_entropy(logits, labels, reduction=reduction)
-        ...     print(round(float(scale_of(logits, *torch.autograd.grad(loss, logits))), 4))
-        1.0
-        6.0
-    """
-    dimension = class_dimension_of_gradient(gradient)
-    gradient, logits = (t.movedim(dimension, -1).flatten(0, -2) for t in (gradient, logits))
-    sums = torch.zeros(5, dtype=torch.float64, device=logits.device)
-    for part in chunks(logits):
-        g, z = at_least_float32(gradient[part]), at_least_float32(logits[part])
-        label = g.argmin(-1, keepdim=True)
-        error = 1 - (z.gather(-1, label) - z.logsumexp(-1, keepdim=True)).exp()
-        counts = g.any(-1, keepdim=True)
-        terms = (-g.gather(-1, label) * counts, error * counts, counts, g.sum(-1).abs(), g.abs())
-        sums += torch.stack([term.sum(dtype=torch.float64) for term in terms])
-    pulls, errors, count, remainder, total = sums
-    scale = pulls / errors * count
-    return torch.where((remainder <= ZERO_SUM * total) & scale.isfinite(), scale, 0.0)
+def warn_of_other_kind(assumed: OutputKind, better: OutputKind) -> None:
+    """Warn of outputs that the loss of the first step shows to be of another kind than the one that was inferred."""
+    taken = f"the outputs are measured and distilled as {assumed.name}"
+    if isinstance(better, Classes):
+        where = "" if better.dimension is None else f" along dimension {better.dimension}"
+        given = '"classes"' if better.dimension is None else f"mooring.kinds.Classes(dimension={better.dimension})"
+        seen = f"the loss looks like a cross entropy over classes{where}: give attach kind={given}"
+    elif isinstance(better, Labels):
+        seen = 'the loss looks like a binary cross entropy of independent labels: give attach kind="labels"'
+    elif isinstance(better, Values) and isinstance(assumed, Classes):
+        seen = (
+            'the loss is no cross entropy of them: give attach kind="values" for a regression or a reconstruction, '
+            '"embedding" for vectors that are compared, or outputs= where the logits are elsewhere'
+        )
+    else:
+        return
+    warn(f"{taken}, but {seen}; kind={assumed.name!r} keeps it as it is, without this warning", UnheldWarning)

@@ -23,6 +23,7 @@ from mooring.hold.measure import Gauge, MeasuredHistory, MeasuredPoint, Measurem
 from mooring.hold.recent_inputs import RecentInputs
 from mooring.hold.repair import PART_OF_BATCH, PLAIN_STEPS, RepairPlan, Sides, part_of_batch
 from mooring.reference.batches import Outputs, samples_of
+from mooring.reference.kinds import OutputKind
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.rules import Budget, State
 from mooring.state.mooring_state import MooringState
@@ -47,13 +48,14 @@ class MeasuredBudget(BudgetController):
     Args:
         states: the states of the moored parameters.
         solver: solves the budget; its `scale` is what the controller sets.
-        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+        outputs: takes what the model returns and gives its outputs; None is as their kind finds them.
 
     Attributes:
         gauges: one for each past task that has data.
         distillation: adds the gradient of the divergence on the reference, if that is wanted.
         recent: the inputs of the last training batches.
         loss_scale: of the loss of the present task.
+        kind: of the outputs; None if they are not known.
         history: the measured values so far.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
         announces: whether a repair is announced on stderr.
@@ -71,6 +73,7 @@ class MeasuredBudget(BudgetController):
         self.announces, self.stopped = True, False
         self.recent, self.loss_scale = RecentInputs(outputs), LossScale(outputs)
         self.past_references = 0
+        self.kind: OutputKind | None = None
         self._measured_on = 0, False
 
     @property
@@ -110,6 +113,12 @@ class MeasuredBudget(BudgetController):
         if gauges:
             self.stopped = False
             self._warn_of_noise()
+
+    def take_kind(self, kind: OutputKind, *, whole: bool, checks: bool) -> None:
+        """Take the outputs of training for this kind; `checks` says whether the first step is to check it."""
+        self.kind = kind
+        self.recent.kind, self.recent.whole = kind, whole
+        self.loss_scale.kind, self.loss_scale.checks = kind, checks
 
     def measure(self) -> Measurement:
         """Return the measured value on all gauges."""
@@ -399,6 +408,9 @@ class MeasuredBudget(BudgetController):
         self.distillation = Distillation(distilled) if distilled else None
         self.gauges = [gauge for name, gauge in gauges.items() if not name.startswith(DISTILLED)]
         self.past_references = len(distilled)
+        self.kind = None
+        for gauge in [gauge for gauge in (*self.gauges, *distilled) if gauge.loss is None][-1:]:
+            self.take_kind(gauge.kind, whole=gauge.whole, checks=False)
         self.load_state(state)
         self._hold_unmeasured_tasks()
         self.set_acts(not self.distils_all)

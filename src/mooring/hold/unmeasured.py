@@ -11,6 +11,7 @@ class Unmeasured:
     gauges: Sequence[Gauge] = ()
     history: Sequence[MeasuredPoint] = ()
     distillation = None
+    kind = None
     largest_scale: float | None = None
     stopped = False
     distils_all = False

@@ -99,6 +99,16 @@ def class_dimension(outputs: Tensor) -> int:
     return 2 if outputs.ndim == 3 else 1
 
 
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Return logits in float32, or in float64 if that is what they have.
+
+    Example:
+        >>> at_least_float32(torch.zeros(1, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def class_dimension_of_gradient(gradient: Tensor) -> int:
     """Return the dimension of classes, from the gradient of a loss with respect to the outputs.
 

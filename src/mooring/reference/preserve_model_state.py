@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mooring.backends.eager import autocast_disabled
+from mooring.distributed.dtensor import reshard
+from mooring.observe.output_observer import OutputObserver
+
 OF_TORCH = nn.Module().__dict__.keys() - {"training"}
 """The attributes of every module, such as its parameters and hooks."""
 
@@ -192,3 +196,25 @@ def applied_settings(modules: Mapping[str, nn.Module], settings: Settings) -> It
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     attributes = module.__dict__.items()
     return {name: v for name, v in attributes if isinstance(v, PLAIN) and name != "training" and name[:1] != "_"}
+
+
+@contextmanager
+def passive(model: nn.Module, settings: Settings | None) -> Iterator[None]:
+    """Put a model into eval mode, with these settings, for passes that are no part of training; restore both.
+
+    Parameters that a pass left gathered are sharded again, because the next pass would not see that shards moved. The
+    modules are listed once, and their modes are written as they are stored: there may be a thousand, in every step.
+    """
+    modules = dict(model.named_modules())
+    training = [module.__dict__ for module in modules.values() if module.training]
+    probing, OutputObserver.probing = OutputObserver.probing, True
+    for attributes in training:
+        attributes["training"] = False
+    try:
+        with autocast_disabled(), without_caches(modules.values()), applied_settings(modules, settings or {}):
+            yield
+    finally:
+        reshard(modules.values())
+        OutputObserver.probing = probing
+        for attributes in training:
+            attributes["training"] = True
