@@ -13,7 +13,6 @@ import mooring
 from library.two_heads import TwoHeads
 from mooring.errors import MooringError, NonFiniteError, UnheldWarning
 from mooring.hold.recent_inputs import RecentInputs
-from mooring.reference.kinds.classes import MAX_CLASSES, TOP_CLASSES, Classes
 from mooring.rules import Kronecker
 from mooring.testing.cases import check_equal
 
@@ -162,22 +161,6 @@ def test_rise_of_a_given_loss_is_measured_and_kept():
     step(regression(2), 3)
     assert str(moor.consolidate()).endswith("units of the loss on 4 batches")
     assert sum(loss(model.eval(), batch).item() for batch in reference[::3]) / 4 - before <= 0.05 * (1 + 1e-4)
-
-
-def test_many_classes_are_stored_as_the_likeliest_and_the_others_together():
-    classes = MAX_CLASSES + 8
-    first, second = (torch.randn(3, classes, generator=torch.Generator().manual_seed(s)) * 2 for s in (0, 1))
-    stored = Classes().store(first)
-    assert stored[0].shape == (3, TOP_CLASSES + 1)
-    p, q = first.double().softmax(1), second.double().softmax(1)
-    expected = []
-    for row in range(3):
-        top = p[row].argsort(descending=True)[:TOP_CLASSES]
-        coarse = [torch.cat([t[row][top], 1 - t[row][top].sum(0, keepdim=True)]) for t in (p, q)]
-        expected.append((coarse[0] * (coarse[0] / coarse[1]).log()).sum())
-    divergence = Classes().divergence(stored, second).squeeze(1).double()
-    torch.testing.assert_close(divergence, torch.stack(expected), rtol=1e-4, atol=1e-6)
-    assert bool((divergence <= (p * (p / q).log()).sum(1)).all())
 
 
 def test_prompts_count_although_their_labels_are_ignored_and_padding_does_not():

@@ -13,7 +13,6 @@ from mooring.backends import budget_solver
 from mooring.curvature import kronecker_factors
 from mooring.hold.measure import Gauge
 from mooring.reference.batches import placed
-from mooring.reference.kinds import classes as coarse
 from mooring.reference.pass_cost import DISTILLATION, distillation_schedule
 from waiting import waiting_refused
 
@@ -40,39 +39,6 @@ def step(model, optimizer, batch):
     optimizer.zero_grad()
     cross_entropy(model(batch[0]), batch[1]).backward()
     optimizer.step()
-
-
-def by_formula(logits, log_p, classes):
-    """Return the divergence of the coarser distribution, as it is written."""
-    log_q = logits.log_softmax(-1)
-    others = log_q.scatter(-1, classes, -torch.inf).logsumexp(-1, keepdim=True)
-    return (log_p.exp() * (log_p - torch.cat([log_q.gather(-1, classes), others], -1))).sum(-1)
-
-
-@pytest.mark.parametrize("chunk", [1, 100, 1 << 24])
-def test_divergence_in_chunks_and_its_gradient_equal_the_formula(monkeypatch, chunk):
-    monkeypatch.setattr(coarse, "CHUNK", chunk)
-    torch.manual_seed(0)
-    original = torch.randn(7, 30, dtype=torch.float64)
-    logits = torch.randn(7, 30, dtype=torch.float64, requires_grad=True)
-    classes = coarse.likeliest(original, 5)
-    assert torch.equal(classes, original.topk(5).indices)
-    log_p = coarse.coarse_log_probabilities(original, classes)
-    torch.testing.assert_close(log_p.exp().sum(-1), torch.ones(7, dtype=torch.float64))
-    divergence, expected = coarse.coarse_divergence(logits, log_p, classes), by_formula(logits, log_p, classes)
-    torch.testing.assert_close(divergence, expected, rtol=1e-12, atol=1e-12)
-    weights = torch.rand(7, dtype=torch.float64)
-    gradients = [torch.autograd.grad((value * weights).sum(), logits)[0] for value in (divergence, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
-
-
-def test_divergence_of_certain_predictions_has_a_finite_gradient():
-    original = torch.tensor([[0.0, -torch.inf, 200.0, 0.0]])
-    classes = coarse.likeliest(original, 2)
-    log_p = torch.tensor([[0.0, -torch.inf, -torch.inf]])
-    logits = torch.tensor([[0.0, -torch.inf, 1.0, 2.0]], requires_grad=True)
-    (gradient,) = torch.autograd.grad(coarse.coarse_divergence(logits, log_p, classes).sum(), logits)
-    assert gradient.isfinite().all()
 
 
 class LanguageModel(nn.Module):

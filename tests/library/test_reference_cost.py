@@ -220,7 +220,9 @@ def trained_and_attached(model, batches, options):
 def test_attach_to_bfloat16_takes_little_more_memory_than_training(name, measured, monkeypatch):
     """Of large models labels are drawn and outputs kept in parts."""
     monkeypatch.setattr(divergence, "MAX_CLASSES", 64)
+    monkeypatch.setattr(divergence, "MAX_STORED", 0)
     monkeypatch.setattr(divergence, "TOP_CLASSES", 4)
+    monkeypatch.setattr(divergence, "DRAWN_CLASSES", 4)
     monkeypatch.setattr(reference_labels, "MAX_PROBABILITIES", 1 << 12)
     torch.manual_seed(0)
     model = LanguageModel(**DEEP) if name == "lean" else adapted_language_model()

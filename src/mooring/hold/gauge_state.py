@@ -70,7 +70,7 @@ def unpack_gauges(
         gauge.settings = entry["settings"]
         for tree in entry["targets"]:
             target = _unpack(tree, flat)
-            gauge.targets.append(target if isinstance(target, float) else tuple(target))
+            gauge.targets.append(target if isinstance(target, float) else tuple(t for t in target if t is not None))
     return gauges
 
 

@@ -90,9 +90,9 @@ class KeptSamples:
             stack: the runs.
             entries: their numbers, int64 of shape (entries,).
         """
-        stored = self.log_probabilities.index_select(1, entries).flatten(0, 1), None
+        stored = self.log_probabilities.index_select(1, entries).flatten(0, 1)
         logits = self._logits(stack, entries, self.log_probabilities.shape[-1])
-        return Classes().divergence(stored, logits).view(len(stack), -1)
+        return Classes().divergence((stored,), logits).view(len(stack), -1)
 
     @torch.no_grad()
     def task_means(self, stack: Stack) -> Tensor:
