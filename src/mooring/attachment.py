@@ -121,6 +121,11 @@ def attach(
             raise MooringError(
                 f"attach takes a model, then its optimizer: expected {expected.__name__}, got {type(value).__name__}"
             )
+    if torch.is_inference_mode_enabled():
+        raise MooringError(
+            "attach does not work in torch.inference_mode(), whose tensors cannot train: call it outside, or use "
+            "torch.no_grad()"
+        )
     optimizer = unwrap_optimizer(optimizer)
     adapted = any(b.requires_grad for b in find_products(module_names(model), {*model.parameters()}).by_b)
     options = {"reference": reference is not None, "adapted": adapted}

@@ -16,7 +16,7 @@ from mooring.diagnose.coverage import Coverage, find_coverage
 from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.diagnosis import Diagnosis, diagnose_states
 from mooring.diagnose.drift import parameter_drift
-from mooring.distributed.dtensor import to_dtensor
+from mooring.distributed.dtensor import rank, to_dtensor
 from mooring.errors import MooringError
 from mooring.hold.distil import make_distillation
 from mooring.hold.measure import Gauge, MeasuredPoint, Measurement, make_gauge
@@ -36,6 +36,7 @@ from mooring.reference.estimation import check_memory, estimate
 from mooring.reference.infer_kind import OutputsOfReference, read_outputs
 from mooring.reference.kinds import OutputKind
 from mooring.reference.rank_shares import read_batches
+from mooring.reference.reading import announce_few_samples, warn_of_unit
 from mooring.rules import State
 from mooring.rules.pull import check_numbers
 from mooring.state.chosen_rules import Rules
@@ -164,6 +165,7 @@ class Mooring:
         self._refuse_interrupted()
         if data is None and (loss is not None or batches is not None):
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
+        self._meter.rewritten = self._watch.rewritten
         self._watch.end_task(parameters_of_siblings(self._step))
         self._meter.announces = progress is not False
         self._step.invalidate()
@@ -221,8 +223,11 @@ class Mooring:
         The average of the trained parameters over the last steps, also of excluded ones, takes their place first, if it
         keeps the budget or has forgotten no more than they have, and the task was long enough (`Budget(average=)`).
 
+        Weights that were written since the last step, such as the best of a training, are not replaced by the average.
+
         `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
-        measured on the gauge, so on other data it may be a little larger.
+        measured on the gauge, so on other data it may be a little larger. Its `ending`, which it prints too, says what
+        was done to the model.
         """
         measurement = self._finishing().finish()
         self._watch.moved_by_mooring()
@@ -237,6 +242,7 @@ class Mooring:
             What was forgotten; None if nothing is measured.
         """
         self._refuse_interrupted()
+        self._meter.rewritten = self._watch.rewritten
         self._watch.before_finish(parameters_of_siblings(self._step))
         forgotten = self._end_task(measured_later=True)  # it is not held at all
         self._watch.moved_by_mooring()
@@ -539,6 +545,8 @@ class Mooring:
         if not estimated:
             check_memory(self._states)  # before anything is read
         read = [with_lengths(self.model, batch) for batch in read_batches(self.model, data, batches)]
+        if progress is not False and not rank():
+            announce_few_samples(read)
         seen = self._read_kind(meter, read, loss)
         held_out, others = split_reference(read, whole=seen.whole)
         numbers, other_numbers = split_batches(range(len(read)))
@@ -554,6 +562,8 @@ class Mooring:
         gauge = make_gauge(self.model, held_out, loss, self._outputs, numbers, **options)
         if estimated:  # otherwise the estimate has looked at the outputs
             gauge.warn_of_probabilities(self.model)
+        if "pull" not in self._parts.rules.named:
+            warn_of_unit(gauge.targets, seen.kind, meter.named)
         if distillation is None:
             return gauge, []
         meter.distillation = meter.distillation.joined(distillation) if meter.distillation else distillation
@@ -608,6 +618,7 @@ class Mooring:
         """Return what measures, and warn of parameters that moved and that nothing held."""
         self._refuse_interrupted()
         meter = self._measuring()
+        meter.rewritten = self._watch.rewritten
         self._watch.before_finish(parameters_of_siblings(self._step))
         return meter
 

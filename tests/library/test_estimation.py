@@ -268,7 +268,7 @@ def test_mapping_is_passed_as_keyword_arguments_and_the_models_loss_is_used():
 
 
 def test_progress_bar_is_shown_on_request_and_cleared(capsys):
-    mooring.attach(*make_model(), reference=batches())
+    mooring.attach(*make_model(), reference=batches(count=7))
     assert capsys.readouterr() == ("", "")
     mooring.attach(*make_model(), pull=mooring.Budget(0.1, measured=False), reference=batches(), progress=True)
     out, err = capsys.readouterr()

@@ -196,15 +196,13 @@ def test_pull_that_does_not_act_is_not_computed(importance, monkeypatch):
 
 
 class Caching(nn.Module):
-    """A model with a configuration as those of transformers have it; it notes whether a pass would keep a cache."""
+    """A model with a configuration as those of transformers have it."""
 
     def __init__(self):
         super().__init__()
         self.layer, self.config = nn.Linear(SIZE, CLASSES), SimpleNamespace(use_cache=True)
-        self.cached = []
 
     def forward(self, x):
-        self.cached.append((self.training, self.config.use_cache))
         return self.layer(x)
 
 
@@ -213,9 +211,10 @@ def test_passes_of_distillation_keep_no_cache():
     model = Caching()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     mooring.attach(model, optimizer, pull=mooring.Budget(0.1), reference=data(1), progress=False)
-    model.cached.clear()
+    cached = []
+    model.register_forward_pre_hook(lambda model, args: cached.append((model.training, model.config.use_cache)))
     for batch in data(3):
         step(model, optimizer, batch)
-    assert {use for training, use in model.cached if not training} == {False}
-    assert {use for training, use in model.cached if training} == {True}
+    assert {use for training, use in cached if not training} == {False}
+    assert {use for training, use in cached if training} == {True}
     assert model.config.use_cache

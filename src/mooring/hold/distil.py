@@ -18,7 +18,6 @@ from mooring.reference.batches import Loss, Outputs, samples_of
 from mooring.reference.kinds import OutputKind
 from mooring.reference.mixtures import MixedBatches, count_inputs
 from mooring.reference.pass_cost import distillation_schedule
-from mooring.reference.preserve_model_state import passive
 from mooring.rules import Budget
 
 MEMORY_OF_NORM = 0.99
@@ -195,12 +194,20 @@ def gradients_of_divergence(
 ) -> dict[Tensor, Tensor]:
     """Return the gradient of the mean divergence on a batch, for the parameters on which it depends."""
     shards = list(model.parameters()) if any(map(sharded, parameters)) else []  # which a forward pass may replace
-    with torch.enable_grad(), passive(model, reference.settings):
+    leaves = shards or (list(model.parameters()) if reference.checkpoints else [])
+    with torch.enable_grad(), reference.passes(model):
         sums, counts = reference.terms(model, index)
         mean = sums.sum() / counts.sum()
         if not mean.requires_grad:
             return {}
-        gradients = _gradients_of(mean, parameters, shards)
+        try:
+            gradients = _gradients_of(mean, parameters, leaves)
+        except RuntimeError as error:
+            if reference.checkpoints or "checkpoint" not in str(error):
+                raise
+            reference.checkpoints = True  # reentrant checkpointing, whose gradients only a backward pass has
+    if reference.checkpoints and not leaves:
+        return gradients_of_divergence(reference, model, parameters, index)
     return {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
 
 
@@ -319,8 +326,8 @@ def _gradients_of(loss: Tensor, parameters: Sequence[Tensor], shards: Sequence[T
     Args:
         loss: the loss.
         parameters: those to return the gradients of.
-        shards: all parameters of the model, if some are sharded: their gradients exist only where the backward pass
-            leaves them, in `grad`, as a mean over ranks.
+        shards: all parameters of the model, if some are sharded or layers are checkpointed: gradients exist only where
+            the backward pass leaves them, in `grad`; of shards as a mean over ranks.
     """
     if not shards:
         return torch.autograd.grad(loss, list(parameters), allow_unused=True)

@@ -1,8 +1,8 @@
 """Measuring: gauges are batches with outputs of the original model, and a measurement is the distance from them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from mooring.reference.batches import (
     rows_of,
     samples_of,
     scalar_loss,
-    tensors_in,
     to_device,
 )
 from mooring.reference.kinds import Classes, OutputKind
@@ -36,8 +35,14 @@ from mooring.reference.preserve_model_state import (
     passive,
     preserve_model_state,
     read_settings,
+    traces_of,
 )
-from mooring.reference.reference_labels import prepare_labels, warn_of_probabilities
+from mooring.reference.reference_labels import (
+    ignores_labels,
+    prepare_labels,
+    warn_of_probabilities,
+    without_labels,
+)
 
 MAX_POINTS = 4096
 """Above this number every second point of the first half is dropped, so that a long training keeps a short history."""
@@ -52,6 +57,8 @@ class Measurement:
         standard_error: of `nats`, from the spread over samples; infinite for a single one.
         samples: the number of samples; with a loss, of batches.
         by_loss: whether it is the rise of a loss, whose unit need not be nats.
+        ending: what the end of a task did to the model before: nothing, or that it took the average of the last steps,
+            repaired it, or returned it towards the old one, and how far.
 
     Example:
         >>> print(Measurement(0.0281, 0.0042, 128))
@@ -64,10 +71,12 @@ class Measurement:
     standard_error: float
     samples: int
     by_loss: bool = field(default=False, repr=False, compare=False)
+    ending: str = field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
         unit, counted = ("units of the loss", "batches") if self.by_loss else ("nats", "samples")
-        return f"{self.nats:.3g} +- {self.standard_error:.2g} {unit} on {self.samples} {counted}"
+        value = f"{self.nats:.3g} +- {self.standard_error:.2g} {unit} on {self.samples} {counted}"
+        return f"{value}, after {self.ending}" if self.ending else value
 
 
 def ratio_of_sums(sums: Sequence[float], counts: Sequence[float]) -> Measurement:
@@ -167,6 +176,9 @@ class Gauge:
         outputs: takes what the model returns and gives its outputs; None is as the kind finds them.
         kind: what the outputs are.
         whole: whether the outputs of a sample depend on the others of its batch, which stays whole then.
+
+    Attributes:
+        checkpoints: whether the model has reentrant checkpoints, of which only a backward pass gives gradients.
     """
 
     def __init__(
@@ -183,7 +195,9 @@ class Gauge:
         self.targets: list[Stored | float] = []
         self.settings: Settings | None = None
         self._placed: tuple[torch.device, Sequence[Any]] | None = None
+        self.checkpoints = False
         self._drops_labels: bool | None = None
+        self._leaves_traces: bool | None = None
         self._attended: dict[int, Tensor | None] = {}
 
     def __len__(self) -> int:
@@ -266,6 +280,21 @@ class Gauge:
         counted = counted.view_as(divergence)
         return torch.where(counted, divergence, 0.0).double().sum(1), counted.double().sum(1)
 
+    @contextmanager
+    def passes(self, model: nn.Module) -> Iterator[None]:
+        """Prepare a model for passes on the batches that leave nothing behind: no buffers, counters or hidden states.
+
+        Only models of which a pass was seen to change something pay for that.
+        """
+        if self._leaves_traces is False:
+            with passive(model, self.settings):
+                yield
+            return
+        with preserve_model_state(model), passive(model, self.settings):
+            before = traces_of(model)
+            yield
+            self._leaves_traces = bool(self._leaves_traces) or traces_of(model) != before
+
     @torch.no_grad()
     def warn_of_probabilities(self, model: nn.Module) -> None:
         """Warn if the divergence is measured and the model returns probabilities instead of logits."""
@@ -294,8 +323,8 @@ class Gauge:
         """Return the outputs on a batch; labels are left out if they change nothing but cost the model's own loss."""
         find = self.outputs or self.kind.find
         if self._drops_labels is None:
-            self._drops_labels = _ignores_labels(model, batch, find)
-        outputs = outputs_on(model, _without_labels(batch) if self._drops_labels else batch, find)
+            self._drops_labels = ignores_labels(model, batch, find)
+        outputs = outputs_on(model, without_labels(batch) if self._drops_labels else batch, find)
         self.kind.check(outputs)
         return outputs
 
@@ -364,30 +393,3 @@ def make_gauge(
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside `DistributedDataParallel`, whose own forward pass would prepare for a reduction."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-
-
-def _without_labels(batch: Any) -> Any:
-    if not isinstance(batch, Mapping):
-        return batch
-    return {name: value for name, value in batch.items() if name != "labels"}
-
-
-@torch.no_grad()
-def _ignores_labels(model: nn.Module, batch: Any, find: Callable[[Any], Any]) -> bool:
-    """Return whether a mapping's labels change nothing but the loss; decoders of some models read them.
-
-    A fused loss returns no outputs where there are labels.
-    """
-    if not isinstance(batch, Mapping) or "labels" not in batch:
-        return False
-    with preserve_model_state(model):
-        try:
-            outputs = outputs_on(model, _without_labels(batch), find)
-        except Exception:  # whatever a model raises that needs its labels
-            return False
-        try:
-            expected = outputs_on(model, batch, find)
-        except MooringError:
-            return True
-    pairs = zip(tensors_in(outputs), tensors_in(expected), strict=True)
-    return all(torch.equal(*pair) for pair in pairs)

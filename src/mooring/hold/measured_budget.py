@@ -168,7 +168,7 @@ class MeasuredBudget(BudgetController):
     def finish(self) -> Measurement:
         """Return towards the anchor until the measured value is within the budget, and measure once more."""
         nats, error = self.finish_runs().squeeze(1).tolist()
-        return Measurement(nats, error, *self._measured_on)
+        return Measurement(nats, error, *self._measured_on, ending=", ".join(self.endings))
 
     @torch.no_grad()
     def hold_by_estimate(self, measured: float) -> None:

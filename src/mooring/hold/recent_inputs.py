@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 
 from mooring.errors import MooringError
 from mooring.hold.measure import Gauge
-from mooring.observe.output_observer import ForwardHook, OutputObserver
+from mooring.observe.output_observer import ForwardHook, is_probing
 from mooring.reference.batches import Outputs, map_tensors, resident_bytes, tensors_in
 from mooring.reference.kinds import Classes, OutputKind
 from mooring.reference.preserve_model_state import Settings, is_preserved, read_settings
@@ -30,7 +30,7 @@ class TrainingHook(ForwardHook):
 
     @_disable_dynamo  # torch.compiler.disable, without importing the compiler now
     def _call(self, *given: Any) -> None:
-        if not OutputObserver.probing and not is_preserved() and torch.is_grad_enabled():
+        if not is_probing() and not is_preserved() and torch.is_grad_enabled():
             super().__call__(*given)
 
 

@@ -16,6 +16,7 @@ class Unmeasured:
     stopped = False
     distils_all = False
     announces = False
+    rewritten = False
 
     def hook(self) -> None:
         """Observe nothing."""

@@ -15,6 +15,7 @@ from mooring.distributed.dtensor import is_fully_sharded, mesh_of, one_process, 
 from mooring.errors import MooringError
 from mooring.reference.batches import Data, device_of, iter_batches, to_device
 from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.reference.reading import own_memory, spread, warn_of_order
 from mooring.state.mooring_state import MooringState
 from mooring.state.parameter_state import ParameterState
 
@@ -100,8 +101,12 @@ def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]
     """
     share = RankShare(model)
     with preserve_model_state(model), share.computing(data):
-        own = list(share.read(data, batches))
-    return share.gather(own)
+        source = spread(data, batches)
+        own = [own_memory(batch, data) for batch in share.read(source, batches)]
+    read = share.gather(own)
+    if source is data and not isinstance(data, list | tuple):
+        warn_of_order(read, batches)
+    return read
 
 
 def stop_together(error: Exception | None, failed: str = "could not use its share of the data") -> None:

@@ -1,7 +1,7 @@
 """Labels of reference batches: drawn from the model's prediction if there are none, and shifted where a model does."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,12 @@ from mooring.reference.batches import (
     outputs_on,
     returned_loss,
     scalar_loss,
+    tensors_in,
     to_device,
 )
 from mooring.reference.kinds import Classes, OutputKind
 from mooring.reference.kinds.classes import draw_classes
+from mooring.reference.preserve_model_state import preserve_model_state
 
 IGNORED_LABEL = -100
 """The label that a cross entropy leaves out."""
@@ -234,3 +236,36 @@ def _draw_labels(logits: Tensor, inputs: Any, seed: int) -> Tensor:
     if isinstance(mask, Tensor) and mask.shape == labels.shape:
         labels = labels.masked_fill(mask == 0, IGNORED_LABEL)
     return labels
+
+
+def without_labels(batch: Any) -> Any:
+    """Return a batch without the labels of a mapping.
+
+    Example:
+        >>> without_labels({"x": 1, "labels": 2})
+        {'x': 1}
+    """
+    if not isinstance(batch, Mapping):
+        return batch
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+@torch.no_grad()
+def ignores_labels(model: nn.Module, batch: Any, find: Callable[[Any], Any]) -> bool:
+    """Return whether a mapping's labels change nothing but the loss; decoders of some models read them.
+
+    A fused loss returns no outputs where there are labels.
+    """
+    if not isinstance(batch, Mapping) or "labels" not in batch:
+        return False
+    with preserve_model_state(model):
+        try:
+            outputs = outputs_on(model, without_labels(batch), find)
+        except Exception:  # whatever a model raises that needs its labels
+            return False
+        try:
+            expected = outputs_on(model, batch, find)
+        except MooringError:
+            return True
+    pairs = zip(tensors_in(outputs), tensors_in(expected), strict=True)
+    return all(torch.equal(*pair) for pair in pairs)

@@ -74,8 +74,8 @@ class LikeliestClasses(NamedTuple):
 class _Divergence(torch.autograd.Function):
     """The divergence, with its gradient in parts.
 
-    d divergence / d logit is q * sum(p) - p for a likely class, and q * (sum(p) - p_others / q_others * mean(r)) for the
-    others, with p_others * (r - 1) / n more for each of the n drawn ones.
+    d divergence / d logit is q * sum(p) - p for a likely class, and q * (sum(p) - p_others / q_others * mean(r)) for
+    the others, with p_others * (r - 1) / n more for each of the n drawn ones.
     """
 
     @staticmethod
