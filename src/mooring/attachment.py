@@ -58,7 +58,8 @@ def attach(
             `Budget`), or an instance with options. With a `Budget` the default is the Fisher information,
             `EWC(decay=None, per_sample=True)`.
         pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
-            more room to learn and is measured on the reference, or `Budget(0.03)` if low-rank adapters train; or
+            more room to learn and is measured on the reference, or `Budget(0.03)` if low-rank adapters train (also with
+            `Memory(current="none")`, which `Interpolation()` cannot use); or
             `Penalty(...)`, `Proximal(...)`.
         exclude: parameters that stay free, such as new heads: names, glob patterns or modules. A tied parameter, such
             as the embedding that is also a language model's head, is free if any of its names is excluded; a warning
@@ -128,10 +129,11 @@ def attach(
         )
     optimizer = unwrap_optimizer(optimizer)
     adapted = any(b.requires_grad for b in find_products(module_names(model), {*model.parameters()}).by_b)
-    options = {"reference": reference is not None, "adapted": adapted}
-    rules = choose_rules(importance, pull, merge, buffers, adapters, **options)
     if memory is not None and not isinstance(memory, Memory):
         raise MooringError(f"memory={memory!r} is not allowed: give mooring.Memory(...)")
+    lean = memory is not None and not memory.accumulates
+    options = {"reference": reference is not None, "adapted": adapted, "lean": lean}
+    rules = choose_rules(importance, pull, merge, buffers, adapters, **options)
     measured = isinstance(rules.pull, Budget) and rules.pull.measured
     if memory is None and reference is not None and (measured or rules.importance.by_layer):
         memory = Memory(current="none")  # with one task after a reference, its importance is not read

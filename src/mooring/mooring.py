@@ -84,6 +84,7 @@ class Mooring:
         self._loss: Loss | None = None
         self._named_kind, self._kind_of_reference = kind, kind
         self._handles: list[Any] = []
+        self._finished_at = 0, 0
         self._adopt(self._create(rules, memory))
         self._hook()
 
@@ -128,8 +129,8 @@ class Mooring:
 
         anchor <- parameter; previous <- merge(previous, current); then `current` is reset. Parameters without a
         gradient during the task keep their importance. Without a step since the last consolidation nothing is merged
-        and no task is counted; a warning names parameters that moved all the same. A first consolidation without a step
-        protects nothing and warns, unless the importance needs no step, as `Uniform`.
+        and no task is counted; a warning says so, and names parameters that moved all the same. A first consolidation
+        without a step protects nothing and warns, unless the importance needs no step, as `Uniform`.
 
         With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model already
         knows is a task like any other.
@@ -212,6 +213,12 @@ class Mooring:
         return self._meter.running_value()
 
     @property
+    def exceeds_budget(self) -> bool:
+        """Whether more than the budget was measured in this task, which was not ended since its last step."""
+        value = self.running_forgetting if self.steps and self._finished_at != (self.tasks, self.steps) else None
+        return value is not None and value > self.measured_history[-1].named
+
+    @property
     def measured_history(self) -> tuple[MeasuredPoint, ...]:
         """What was measured in training: task, step, nats and the budget. `mooring_lab.report` draws it."""
         self._meter.settle()
@@ -230,6 +237,7 @@ class Mooring:
         was done to the model.
         """
         measurement = self._finishing().finish()
+        self._finished_at = self.tasks, self.steps
         self._watch.moved_by_mooring()
         return measurement
 

@@ -63,11 +63,12 @@ def test_rebound_optimizer_does_not_warn():
 
 
 @pytest.mark.parametrize("merge", ["average", "sum", "max"])
-def test_consolidation_without_a_step_changes_nothing(merge):
+def test_consolidation_without_a_step_changes_nothing_and_says_so(merge):
     _, _, moor = once_moored(merge=merge)
     before = {key: tensor.clone() for key, tensor in moor.state_dict().items()}
     for _ in range(3):
-        moor.consolidate()
+        with pytest.warns(UserWarning, match="no step since the last task, so it has no effect"):
+            moor.consolidate()
     after = moor.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
@@ -81,7 +82,8 @@ def test_consolidation_without_a_step_does_not_increase_the_budget():
         known = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]
         moor = mooring.attach(model, optimizer, reference=known)
         for _ in range(extra):
-            moor.consolidate()
+            with pytest.warns(UserWarning, match="no effect"):
+                moor.consolidate()
         train(model, optimizer, steps=30)
         energies.append(moor.pull_energy())
     assert energies[0] == energies[1]

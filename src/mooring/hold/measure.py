@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mooring.errors import MooringError, NonFiniteError
+from mooring.errors import MooringError, NonFiniteError, first_line
 from mooring.reference.attended import attended
 from mooring.reference.batches import (
     LEAVE_OUT,
@@ -324,7 +324,15 @@ class Gauge:
         find = self.outputs or self.kind.find
         if self._drops_labels is None:
             self._drops_labels = ignores_labels(model, batch, find)
-        outputs = outputs_on(model, without_labels(batch) if self._drops_labels else batch, find)
+        try:
+            outputs = outputs_on(model, without_labels(batch) if self._drops_labels else batch, find)
+        except RuntimeError as error:
+            if not self.targets or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise MooringError(
+                f"the model does not take the data or reference any more ({first_line(error)}): change its layers or "
+                "its dtype, as in model.to(dtype), before attach"
+            ) from error
         self.kind.check(outputs)
         return outputs
 

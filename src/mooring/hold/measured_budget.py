@@ -14,7 +14,7 @@ from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_many
 from mooring.distributed.dtensor import local_tensor, rank, sharded, world_size
-from mooring.errors import MooringError, ReturnedWarning, UnheldWarning, announce, first_line, warn
+from mooring.errors import MooringError, ReturnedWarning, UnheldWarning, announce, warn
 from mooring.hold.control import BudgetController, running_value
 from mooring.hold.distil import Distillation, gradients_of_divergence
 from mooring.hold.finish import ParameterAverage
@@ -351,15 +351,10 @@ class MeasuredBudget(BudgetController):
         """Warn, and measure no more, if the outputs changed before the first step of a task."""
         try:
             first = _agreed(self.gauges[0].measure(unwrapped(self.states.model), [0]).nats, self._device)
-        except MooringError:  # the outputs have another shape
-            first = math.inf
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
+        except MooringError as error:
+            if error.__cause__ is not None:  # the model does not take the data
                 raise
-            raise MooringError(
-                f"the model does not take the data or reference any more ({first_line(error)}): change its layers or "
-                "its dtype, as in model.to(dtype), before attach"
-            ) from error
+            first = math.inf  # the outputs have another shape
         if abs(first) <= max(NOISE, 0.1 * self.named) + 3 * self.noise:
             return
         changed = f"changed by {first:.2g} nats" if math.isfinite(first) else "changed"

@@ -137,13 +137,12 @@ class MooringOwner:
         Args:
             what: what is done with the model, such as "saved".
         """
-        moor = self._moor
-        value = moor.running_forgetting if moor and moor.measures and moor.steps else None
-        if moor is None or value is None or rank() or value <= (named := moor.measured_history[-1].named):
+        if self._moor is None or not self._moor.exceeds_budget or rank():
             return
+        last = self._moor.measured_history[-1]
         warn(
-            f"the model is {what} with {value:.3g} nats forgotten, and {named:g} are allowed, because its task was not "
-            "ended: call moor.finish() or consolidate() before",
+            f"the model is {what} with {last.nats:.3g} nats forgotten, and {last.named:g} are allowed, because its "
+            "task was not ended: call moor.finish() or consolidate() before",
             UnheldWarning,
         )
 

@@ -27,8 +27,8 @@ from mooring.reference.batches import (
 from mooring.reference.kinds import Classes, Embedding, Labels, OutputKind, Values
 from mooring.reference.kinds.evidence import GradientEvidence
 from mooring.reference.kinds.values import is_target
-from mooring.reference.preserve_model_state import preserve_model_state
-from mooring.reference.reference_labels import refuse_rows
+from mooring.reference.preserve_model_state import preserve_model_state, state_of_passes
+from mooring.reference.reference_labels import ignores_labels, refuse_rows, without_labels
 
 UNIT = 1e-2
 """How far the norm of a vector of unit norm may be from 1."""
@@ -85,14 +85,20 @@ def read_outputs(
     kind = named or Classes()
     find = outputs or kind.find
 
+    drops = ignores_labels(model, to_device(batches[0], device_of(model)), find)
+
     def on(batch: Any) -> Any:
-        return outputs_on(model, to_device(batch, device_of(model)), find)
+        return outputs_on(model, to_device(without_labels(batch) if drops else batch, device_of(model)), find)
 
     with preserve_model_state(model):
         try:
             with name_batch(0, None):
                 first = on(batches[0])
         except MooringError as error:
+            if state := state_of_passes(model):
+                raise MooringError(
+                    f"{error}; the model keeps a tensor of its last pass in {state!r}, which may not fit: reset it"
+                ) from error
             if named is not None or error.__cause__ is not None:
                 raise
             return OutputsOfReference(None, inferred=True, whole=False)

@@ -245,6 +245,23 @@ def _trained_without_dropout(modules: Iterable[nn.Module]) -> list[tuple[dict[st
     return [(attributes, {"training": False, "dropout": dropout}) for attributes, dropout in changed]
 
 
+def state_of_passes(model: nn.Module) -> str:
+    """Return the name of a tensor that a model keeps in an attribute, such as a hidden state; empty if there is none.
+
+    Example:
+        >>> model = nn.Linear(1, 1)
+        >>> model.hidden = torch.zeros(1)
+        >>> state_of_passes(model)
+        'hidden'
+    """
+    for prefix, module in model.named_modules():
+        for name, value in _bindings(module).items():
+            parts = value if isinstance(value, tuple | list) else [value]
+            if any(isinstance(part, Tensor) and part.numel() for part in parts):
+                return f"{prefix}.{name}" if prefix else name
+    return ""
+
+
 def traces_of(model: nn.Module) -> list[Any]:
     """Return what a pass through a model would change besides its parameters, in a form that can be compared.
 

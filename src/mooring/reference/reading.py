@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from mooring.errors import UnheldWarning, announce, warn
-from mooring.reference.batches import find_labels, map_tensors, samples_of
+from mooring.reference.batches import find_labels, map_tensors, samples_of, tensors_in
 from mooring.reference.kinds import Classes, Labels, OutputKind
 
 ENOUGH_SAMPLES = 50
@@ -44,14 +44,9 @@ def spread(data: Any, batches: int | None) -> Any:
 def own_memory(batch: Any, data: Any) -> Any:
     """Return a batch without its graph, and in memory of its own unless it is in a list: a loader may reuse it."""
     if isinstance(data, list | tuple):
-        return map_tensors(batch, lambda t: t.detach()) if _has_graph(batch) else batch
+        foreign = any(t.requires_grad or t.is_inference() for t in tensors_in(batch))
+        return map_tensors(batch, lambda t: t.detach().clone()) if foreign else batch
     return map_tensors(batch, lambda t: t.detach().clone())
-
-
-def _has_graph(batch: Any) -> bool:
-    graphs: list[bool] = []
-    map_tensors(batch, lambda t: graphs.append(t.requires_grad) or t)  # type: ignore[func-returns-value]
-    return any(graphs)
 
 
 def warn_of_order(read: Sequence[Any], batches: int | None) -> None:
