@@ -262,7 +262,7 @@ class OutputObserver:
         model: nn.Module,
         importance: Importance,
         states: MooringState,
-        outputs: Callable[[Any], Tensor] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
     ) -> None:
         self.importance, self.states, self.paused = importance, states, False
         self.find_outputs = outputs or find_outputs
@@ -355,6 +355,8 @@ class OutputObserver:
             if self.importance.watches == "samples" and countable:
                 return None
             raise MooringError(f"{error}; or use an importance that reads no outputs, such as EWC()") from None
+        if not isinstance(outputs, Tensor) and self.importance.watches == "samples" and countable:
+            return None  # a detector's dictionary, say
         if not isinstance(outputs, Tensor) or outputs.ndim == 0:
             raise MooringError("outputs= must give a tensor whose first dimension is the samples")
         return outputs
