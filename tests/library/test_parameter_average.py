@@ -161,7 +161,7 @@ def test_error_at_the_average_leaves_the_last_parameters():
             raise RuntimeError("stopped")
 
     handle = model.register_forward_hook(fail)
-    with pytest.raises(RuntimeError, match="stopped"):
+    with pytest.raises(MooringError, match="stopped"):
         moor.finish()
     handle.remove()
     check_equal("parameters", values(model), before)

@@ -151,8 +151,8 @@ def chunks(logits: Tensor) -> Iterator[slice]:
 MAX_CLASSES = 1024
 """So many classes are stored, of any number of predictions."""
 
-MAX_STORED = 1 << 22
-"""Of more classes all are stored if there are so few numbers in a batch, else only a part."""
+MAX_STORED = 1 << 18
+"""Of more classes all are stored if there are so few numbers in a batch, a megabyte, else only a part."""
 
 TOP_CLASSES = 64
 """The number of likeliest classes that are stored then."""
