@@ -96,7 +96,7 @@ def distilling(method: str) -> Iterator[None]:
         if schedule := SCHEDULES.get(method):
             part, every = schedule
 
-            def split(model: nn.Module, batches: Sequence[Any]) -> tuple[list[Any], int]:
+            def split(model: nn.Module, batches: Sequence[Any], **options: Any) -> tuple[list[Any], int]:
                 return parts_of(batches, part), every
 
             stack.enter_context(patch.object(distil, "distillation_schedule", split))

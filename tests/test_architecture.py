@@ -21,7 +21,7 @@ PACKAGES = ("mooring", "mooring_lab", "mooring_paper")
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 MAX_FILES_OF_A_STEP = 7
 MAX_FILES_OF_A_MEASURED_STEP = 19
-MAX_FILES_OF_ATTACH = 39
+MAX_FILES_OF_ATTACH = 42
 
 
 def equation_rows() -> list[tuple[str, str, str]]:

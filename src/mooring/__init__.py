@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mooring.diagnose import drift as drift
     from mooring.diagnose import stability as stability
     from mooring.mooring import Mooring
+    from mooring.reference import kinds as kinds
     from mooring.rules import EWC, MAS, SI, Budget, Interpolation, Kronecker, Penalty, Proximal, RWalk, Uniform
     from mooring.rules import Balanced as Balanced
     from mooring.rules import Random as Random
@@ -25,7 +26,13 @@ else:
         "Product": "curvature.low_rank",
         **dict.fromkeys(_RULES.split(), "rules"),
     }
-    _SUBMODULES = {"drift": "diagnose.drift", "errors": "errors", "rules": "rules", "stability": "diagnose.stability"}
+    _SUBMODULES = {
+        "drift": "diagnose.drift",
+        "errors": "errors",
+        "kinds": "reference.kinds",
+        "rules": "rules",
+        "stability": "diagnose.stability",
+    }
 
     def __getattr__(name: str) -> object:
         """Import a public name on its first use: without torch, `import mooring` and `mooring --help` are fast."""

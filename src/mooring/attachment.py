@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mooring.curvature.low_rank import Product, find_products
 from mooring.distributed.dtensor import check_sharding
@@ -13,6 +13,7 @@ from mooring.mooring import Mooring
 from mooring.optimizers import check_optimizer, unwrap_optimizer, warn_of_other_budgets
 from mooring.reference.batches import Data, Loss
 from mooring.reference.estimation import check_estimable
+from mooring.reference.kinds import Kind, choose_kind
 from mooring.rules import Budget, Importance, Pull, merges
 from mooring.state.chosen_rules import choose_rules
 from mooring.state.memory import Memory
@@ -33,7 +34,8 @@ def attach(
     buffers: Literal["follow", "frozen"] | None = None,
     merge: str | merges.Merge | None = None,
     adapters: Literal["product", "parameters"] | Product | None = None,
-    outputs: Callable[[Any], Tensor] | None = None,
+    outputs: Callable[[Any], Any] | None = None,
+    kind: Kind | None = None,
     memory: Memory | None = None,
     check_finite: bool | Literal["wait"] = True,
     reference: Data | None = None,
@@ -56,7 +58,8 @@ def attach(
             `Budget`), or an instance with options. With a `Budget` the default is the Fisher information,
             `EWC(decay=None, per_sample=True)`.
         pull: `Interpolation()` by default, which has no strength to tune; with a reference `Budget(0.1)`, which leaves
-            more room to learn and is measured on the reference, or `Budget(0.03)` if low-rank adapters train; or
+            more room to learn and is measured on the reference, or `Budget(0.03)` if low-rank adapters train (also with
+            `Memory(current="none")`, which `Interpolation()` cannot use); or
             `Penalty(...)`, `Proximal(...)`.
         exclude: parameters that stay free, such as new heads: names, glob patterns or modules. A tied parameter, such
             as the embedding that is also a language model's head, is free if any of its names is excluded; a warning
@@ -69,7 +72,12 @@ def attach(
         adapters: how low-rank adapters, such as LoRA layers, are held: through their "product", the change of the base
             weights, by their own "parameters", or `mooring.Product(...)` with options. By default through
             their product where importance and pull allow it, such as a `Budget` with a curvature.
-        outputs: takes what the model returns and gives the tensor of outputs, for importances that read outputs.
+        outputs: takes what the model returns and gives the tensor of its outputs, if that is not the first tensor, or
+            its `logits`; of any form with a divergence of your own as kind.
+        kind: what the outputs are, which says how forgetting is measured and how the reference is distilled: "classes",
+            "labels" (independent logits), "values" (regression), "embedding", an instance such as
+            `mooring.kinds.Classes(dimension=1)`, or a function divergence(old_outputs, new_outputs). By default it is
+            inferred, which `print(moor)` says, and the first training step warns if the loss does not fit it.
         memory: dtype and device of anchors and importances, `mooring.Memory(...)`. By default anchors have their
             parameter's dtype, and importances have float32 or that dtype if it is wider. With a reference and a
             measured budget, or `Kronecker()`, the default is `Memory(current="none")`: training accumulates no
@@ -114,12 +122,18 @@ def attach(
             raise MooringError(
                 f"attach takes a model, then its optimizer: expected {expected.__name__}, got {type(value).__name__}"
             )
+    if torch.is_inference_mode_enabled():
+        raise MooringError(
+            "attach does not work in torch.inference_mode(), whose tensors cannot train: call it outside, or use "
+            "torch.no_grad()"
+        )
     optimizer = unwrap_optimizer(optimizer)
     adapted = any(b.requires_grad for b in find_products(module_names(model), {*model.parameters()}).by_b)
-    options = {"reference": reference is not None, "adapted": adapted}
-    rules = choose_rules(importance, pull, merge, buffers, adapters, **options)
     if memory is not None and not isinstance(memory, Memory):
         raise MooringError(f"memory={memory!r} is not allowed: give mooring.Memory(...)")
+    lean = memory is not None and not memory.accumulates
+    options = {"reference": reference is not None, "adapted": adapted, "lean": lean}
+    rules = choose_rules(importance, pull, merge, buffers, adapters, **options)
     measured = isinstance(rules.pull, Budget) and rules.pull.measured
     if memory is None and reference is not None and (measured or rules.importance.by_layer):
         memory = Memory(current="none")  # with one task after a reference, its importance is not read
@@ -142,6 +156,7 @@ def attach(
         outputs=outputs,
         memory=memory,
         check_finite=check_finite,
+        kind=None if kind is None else choose_kind(kind),
     )
     moor._loss = loss
     warn_of_other_budgets(moor._step)

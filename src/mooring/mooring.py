@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
@@ -16,10 +16,10 @@ from mooring.diagnose.coverage import Coverage, find_coverage
 from mooring.diagnose.coverage_watch import CoverageWatch
 from mooring.diagnose.diagnosis import Diagnosis, diagnose_states
 from mooring.diagnose.drift import parameter_drift
-from mooring.distributed.dtensor import to_dtensor
+from mooring.distributed.dtensor import rank, to_dtensor
 from mooring.errors import MooringError
 from mooring.hold.distil import make_distillation
-from mooring.hold.measure import Gauge, MeasuredPoint, Measurement, make_gauge, read_batches
+from mooring.hold.measure import Gauge, MeasuredPoint, Measurement, make_gauge
 from mooring.hold.measured_budget import MeasuredBudget
 from mooring.hold.unmeasured import Unmeasured
 from mooring.optimizers import (
@@ -30,8 +30,13 @@ from mooring.optimizers import (
     unwrap_optimizer,
 )
 from mooring.persistence import Parts, SavedMooring, pack
+from mooring.reference.attended import with_lengths
 from mooring.reference.batches import Data, Loss, split_batches, split_reference
 from mooring.reference.estimation import check_memory, estimate
+from mooring.reference.infer_kind import OutputsOfReference, read_outputs
+from mooring.reference.kinds import OutputKind
+from mooring.reference.rank_shares import read_batches
+from mooring.reference.reading import announce_few_samples, warn_of_unit
 from mooring.rules import State
 from mooring.rules.pull import check_numbers
 from mooring.state.chosen_rules import Rules
@@ -68,15 +73,18 @@ class Mooring:
         *,
         rules: Rules,
         exclude: tuple[str, ...],
-        outputs: Callable[[Any], Tensor] | None,
+        outputs: Callable[[Any], Any] | None,
         memory: Memory,
         check_finite: bool | str,
+        kind: OutputKind | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self._exclude, self._outputs, self._check_finite = exclude, outputs, check_finite
         self._loss: Loss | None = None
+        self._named_kind, self._kind_of_reference = kind, kind
         self._handles: list[Any] = []
+        self._finished_at = 0, 0
         self._adopt(self._create(rules, memory))
         self._hook()
 
@@ -121,8 +129,8 @@ class Mooring:
 
         anchor <- parameter; previous <- merge(previous, current); then `current` is reset. Parameters without a
         gradient during the task keep their importance. Without a step since the last consolidation nothing is merged
-        and no task is counted; a warning names parameters that moved all the same. A first consolidation without a step
-        protects nothing and warns, unless the importance needs no step, as `Uniform`.
+        and no task is counted; a warning says so, and names parameters that moved all the same. A first consolidation
+        without a step protects nothing and warns, unless the importance needs no step, as `Uniform`.
 
         With data, before any step of a task: `current` is first estimated from it, by `estimate`. What a model already
         knows is a task like any other.
@@ -158,6 +166,7 @@ class Mooring:
         self._refuse_interrupted()
         if data is None and (loss is not None or batches is not None):
             raise MooringError("loss and batches have no effect without data: give consolidate data too, or neither")
+        self._meter.rewritten = self._watch.rewritten
         self._watch.end_task(parameters_of_siblings(self._step))
         self._meter.announces = progress is not False
         forgotten: list[Measurement] = []
@@ -203,6 +212,12 @@ class Mooring:
         return self._meter.running_value()
 
     @property
+    def exceeds_budget(self) -> bool:
+        """Whether more than the budget was measured in this task, which was not ended since its last step."""
+        value = self.running_forgetting if self.steps and self._finished_at != (self.tasks, self.steps) else None
+        return value is not None and value > self.measured_history[-1].named
+
+    @property
     def measured_history(self) -> tuple[MeasuredPoint, ...]:
         """What was measured in training: task, step, nats and the budget. `mooring_lab.report` draws it."""
         self._meter.settle()
@@ -214,10 +229,14 @@ class Mooring:
         The average of the trained parameters over the last steps, also of excluded ones, takes their place first, if it
         keeps the budget or has forgotten no more than they have, and the task was long enough (`Budget(average=)`).
 
+        Weights that were written since the last step, such as the best of a training, are not replaced by the average.
+
         `consolidate()` does this by itself. Call it before a model is kept without being consolidated. The value is
-        measured on the gauge, so on other data it may be a little larger.
+        measured on the gauge, so on other data it may be a little larger. Its `ending`, which it prints too, says what
+        was done to the model.
         """
         measurement = self._finishing().finish()
+        self._finished_at = self.tasks, self.steps
         self._watch.moved_by_mooring()
         return measurement
 
@@ -230,6 +249,7 @@ class Mooring:
             What was forgotten; None if nothing is measured.
         """
         self._refuse_interrupted()
+        self._meter.rewritten = self._watch.rewritten
         self._watch.before_finish(parameters_of_siblings(self._step))
         forgotten = self._end_task(measured_later=True)  # it is not held at all
         self._watch.moved_by_mooring()
@@ -386,7 +406,8 @@ class Mooring:
             self._adopt(saved.parts)
             if hooked:
                 self._hook()
-        saved.load(self._loss, self._outputs)
+        saved.load(self._loss, self._outputs, self._named_kind)
+        self._kind_of_reference = self._meter.kind or self._named_kind
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with another optimizer of the same model, if each task has its own; the state stays."""
@@ -428,6 +449,8 @@ class Mooring:
         norms = f", frozen_norms={frozen}" if (frozen := self._step.norms.frozen) else ""
         if self.tasks and self._step.budget:
             norms += f", forgetting={'measured' if self._meter.gauges else 'estimated'}"
+            if self._meter.gauges and (kind := self._kind_of_reference) is not None:
+                norms += f", outputs={kind.name!r}{'' if self._named_kind else ' (inferred)'}"
         elif self._step.budget:
             note += ", nothing to measure"
         return f"Mooring({self.importance!r}, {self.pull!r}, parameters={count}, tasks={self.tasks}{norms}{note})"
@@ -490,6 +513,7 @@ class Mooring:
     ) -> None:
         self._refuse_interrupted()
         options: dict[str, Any] = {"loss": loss, "batches": batches, "outputs": self._outputs, "show": progress}
+        options["kind"] = self._kind_of_reference
         observers = [*self._step.observers, *observers_of_siblings(self._step)]
         estimate(self._states, observers, data, **options, number_of=number_of)
         self._step.invalidate()
@@ -529,29 +553,40 @@ class Mooring:
         estimated = self._importance_is_known()
         if not estimated:
             check_memory(self._states)  # before anything is read
-        read = read_batches(self.model, data, batches)
-        held_out, others = split_reference(read)
+        read = [with_lengths(self.model, batch) for batch in read_batches(self.model, data, batches)]
+        if progress is not False and not rank():
+            announce_few_samples(read)
+        seen = self._read_kind(meter, read, loss)
+        held_out, others = split_reference(read, whole=seen.whole)
         numbers, other_numbers = split_batches(range(len(read)))
         if not (read and estimated):
             self._estimate(others, loss, None, progress, number_of=other_numbers)
+        options: dict[str, Any] = {"kind": seen.kind, "whole": seen.whole}
         distillation = make_distillation(
-            self.model,
-            meter.budget,
-            others,
-            loss,
-            self._outputs,
-            other_numbers,
+            self.model, meter.budget, others, loss, self._outputs, other_numbers, **options
         )
         if estimated and distillation is None:
             held_out, numbers = read, [*range(len(read))]
         self._loss = loss
-        gauge = make_gauge(self.model, held_out, loss, self._outputs, numbers)
+        gauge = make_gauge(self.model, held_out, loss, self._outputs, numbers, **options)
         if estimated:  # otherwise the estimate has looked at the outputs
             gauge.warn_of_probabilities(self.model)
+        if "pull" not in self._parts.rules.named:
+            warn_of_unit(gauge.targets, seen.kind, meter.named)
         if distillation is None:
             return gauge, []
         meter.distillation = meter.distillation.joined(distillation) if meter.distillation else distillation
         return gauge, distillation.references
+
+    def _read_kind(self, meter: MeasuredBudget, read: Sequence[Any], loss: Loss | None) -> OutputsOfReference:
+        """Return what the outputs on a reference are, and let the first training step check what was inferred."""
+        if not read:
+            return OutputsOfReference(self._named_kind, inferred=False, whole=False)
+        seen = read_outputs(self.model, read, self._named_kind, self._outputs, loss)
+        self._kind_of_reference = seen.kind
+        if seen.kind is not None:
+            meter.take_kind(seen.kind, whole=seen.whole, checks=seen.inferred)
+        return seen
 
     def _end_task(self, *, measured_later: bool) -> list[Measurement]:
         """Apply what is due at the end of a task, and return what was measured, if anything is.
@@ -592,6 +627,7 @@ class Mooring:
         """Return what measures, and warn of parameters that moved and that nothing held."""
         self._refuse_interrupted()
         meter = self._measuring()
+        meter.rewritten = self._watch.rewritten
         self._watch.before_finish(parameters_of_siblings(self._step))
         return meter
 

@@ -9,6 +9,7 @@ from mooring.hold.gauge_state import PREFIX, pack_gauges, unpack_gauges
 from mooring.hold.measured_budget import MeasuredBudget
 from mooring.hold.unmeasured import Unmeasured
 from mooring.reference.batches import Loss, Outputs
+from mooring.reference.kinds import OutputKind
 from mooring.rules import State
 from mooring.state.chosen_rules import Rules
 from mooring.state.memory import Memory
@@ -87,7 +88,7 @@ class SavedMooring:
                 observer.remove()
             raise
 
-    def load(self, loss: Loss | None, outputs: Outputs | None) -> None:
+    def load(self, loss: Loss | None, outputs: Outputs | None, kind: OutputKind | None) -> None:
         """Continue from the state; the arguments are those of `attach`."""
         parts, header = self.parts, self.header
         parts.step.reset()
@@ -98,13 +99,15 @@ class SavedMooring:
         if parts.step.budget:
             parts.step.budget.load_state(header.get("spending"))
         if isinstance(parts.meter, MeasuredBudget):
-            self._load_gauges(parts.meter, loss, outputs)
+            self._load_gauges(parts.meter, loss, outputs, kind)
         elif parts.step.budget:
             parts.step.budget.limit_to_estimate()
 
-    def _load_gauges(self, meter: MeasuredBudget, loss: Loss | None, outputs: Outputs | None) -> None:
+    def _load_gauges(
+        self, meter: MeasuredBudget, loss: Loss | None, outputs: Outputs | None, kind: OutputKind | None
+    ) -> None:
         header, saved = self.header, "gauges" in self.header
-        gauges = unpack_gauges(header["gauges"], self.state, loss, outputs) if saved else None
+        gauges = unpack_gauges(header["gauges"], self.state, loss, outputs, kind) if saved else None
         if gauges is not None:
             meter.largest_scale = header.get("largest_scale")
             meter.load_gauges(gauges, header["measured"], self.state)

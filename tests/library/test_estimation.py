@@ -268,7 +268,7 @@ def test_mapping_is_passed_as_keyword_arguments_and_the_models_loss_is_used():
 
 
 def test_progress_bar_is_shown_on_request_and_cleared(capsys):
-    mooring.attach(*make_model(), reference=batches())
+    mooring.attach(*make_model(), reference=batches(count=7))
     assert capsys.readouterr() == ("", "")
     mooring.attach(*make_model(), pull=mooring.Budget(0.1, measured=False), reference=batches(), progress=True)
     out, err = capsys.readouterr()
@@ -294,9 +294,9 @@ def test_progress_bar_is_shown_on_request_and_cleared(capsys):
         ({"reference": [[torch.zeros(2)] * 3]}, MooringError, r"3 parts \(Tensor, Tensor, Tensor\) is not.*: name sev"),
         ({"reference": [([IMAGES] * 2, CLASSES)]}, MooringError, r"2 parts \(list, Tensor\) is not.*: name several"),
         (
-            {"reference": [(IMAGES, torch.rand(2, 3))]},
+            {"reference": [(IMAGES, torch.rand(2, 4))]},
             MooringError,
-            r"labels of shape \(2, 3\) and torch.float32 are not",
+            r"labels of shape \(2, 4\) and torch.float32 are not",
         ),
         ({"reference": [{"x": IMAGES, "y": CLASSES}]}, MooringError, "'y'.*: give inputs alone.*keyword arguments"),
         ({"reference": [IMAGES.double()]}, MooringError, "does not fit the model.*in the model's dtype"),
@@ -305,8 +305,8 @@ def test_progress_bar_is_shown_on_request_and_cleared(capsys):
         ({"reference": [{"input_ids": [1, 2], "labels": [1, 2]}]}, MooringError, "rows with input_ids, labels, not"),
         ({"batches": 0}, MooringError, "batches=0 is not allowed"),
         ({"reference": lambda model: None, "batches": None}, MooringError, "give batches="),
-        ({"loss": nn.MSELoss()}, MooringError, "the loss failed on batch 1.*called with the model and a batch"),
-        ({"loss": nn.functional.cross_entropy}, MooringError, "the loss failed on batch 1.*with the model and a batch"),
+        ({"loss": nn.MSELoss()}, MooringError, "the loss failed on batch 0.*called with the model and a batch"),
+        ({"loss": nn.functional.cross_entropy}, MooringError, "the loss failed on batch 0.*with the model and a batch"),
         ({"loss": lambda model, batch: 1.0}, MooringError, "returned type float"),
         ({"loss": lambda model, batch: model(batch[0])}, MooringError, "returned shape"),
         (
@@ -537,7 +537,7 @@ def test_batch_whose_loss_is_not_finite_is_named(number):
 def test_samples_that_are_not_stacked_into_batches_are_refused():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(MooringError, match=r"outputs of shape \(2,\).*stack single samples into batches"):
+    with pytest.raises(MooringError, match=r"single samples, not batches: stack single samples into batches"):
         mooring.attach(model, optimizer, reference=list(torch.randn(20, 3)))
 
 
@@ -545,7 +545,7 @@ def test_model_without_forward_is_named():
     model = nn.Module()
     model.net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(MooringError, match=r"^the model cannot be called on batch 1 .*MooringCallback\(module="):
+    with pytest.raises(MooringError, match=r"^the model cannot be called on batch 0 .*MooringCallback\(module="):
         mooring.attach(model, optimizer, reference=[torch.ones(8, 3)] * 8)
 
 

@@ -298,7 +298,10 @@ def test_quantized_state_that_does_not_fit_is_refused(spoil, message):
     ("options", "message"),
     [
         ({"memory": "8bit"}, "memory='8bit' is not allowed: give mooring.Memory"),
-        ({"memory": Memory(current="none")}, "Interpolation weighs the importance on this task"),
+        (
+            {"memory": Memory(current="none"), "pull": mooring.Interpolation()},
+            "Interpolation weighs the importance on this task",
+        ),
         ({"memory": MODES["bf16"], "importance": EWC(decay=None)}, "EWC.*is a mean over the task.*give the importance"),
         ({"memory": MODES["8bit"], "importance": SI(sign="signed")}, "SI.*has negative scores"),
         ({"memory": MODES["8bit"], "importance": Kronecker(), "pull": Budget(1.0)}, "keeps factors and no scores"),

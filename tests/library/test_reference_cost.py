@@ -11,7 +11,8 @@ from library.adapters.low_rank_nets import Adapted
 from library.live_memory import peak_bytes
 from mooring.curvature import observed_factors
 from mooring.errors import MooringError
-from mooring.reference import divergence, estimation, reference_labels
+from mooring.reference import estimation, reference_labels
+from mooring.reference.kinds import classes as divergence
 from mooring.rules import Kronecker
 
 
@@ -81,7 +82,8 @@ def test_reference_of_a_measured_budget_is_read_in_one_pass(name):
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     pull = mooring.Budget(0.1, distil=False)
     mooring.attach(model, optimizer, pull=pull, reference=reference(32, labels=False), **options)
-    assert passes == {True: 21, False: 11 + 2}  # importance; the gauge, and two batches of it again, to see their noise
+    # importance; the gauge, two batches of it again to see their noise, and a batch and its half to see what they are
+    assert passes == {True: 21, False: 11 + 2 + 2}
 
 
 @pytest.mark.parametrize(("places", "of_biases"), [((), []), ((5,), [8, 3, 4])])
@@ -112,7 +114,8 @@ def test_reference_of_a_measured_budget_is_read_and_recorded_once(distil, distil
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mooring.attach(model, optimizer, pull=mooring.Budget(0.1, distil=distil), reference=data)
     assert passes[True] == 21
-    assert passes[False] == 11 + 2 + distilled  # the gauge, of which two batches show that outputs are the same
+    # the gauge, of which two batches show that outputs are the same; a batch and its half show what they are
+    assert passes[False] == 11 + 2 + 2 + distilled
 
 
 def cross_entropy(model, batch):
@@ -217,7 +220,9 @@ def trained_and_attached(model, batches, options):
 def test_attach_to_bfloat16_takes_little_more_memory_than_training(name, measured, monkeypatch):
     """Of large models labels are drawn and outputs kept in parts."""
     monkeypatch.setattr(divergence, "MAX_CLASSES", 64)
+    monkeypatch.setattr(divergence, "MAX_STORED", 0)
     monkeypatch.setattr(divergence, "TOP_CLASSES", 4)
+    monkeypatch.setattr(divergence, "DRAWN_CLASSES", 4)
     monkeypatch.setattr(reference_labels, "MAX_PROBABILITIES", 1 << 12)
     torch.manual_seed(0)
     model = LanguageModel(**DEEP) if name == "lean" else adapted_language_model()

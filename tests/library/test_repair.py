@@ -13,6 +13,7 @@ from mooring.errors import ReturnedWarning
 from mooring.hold import loss_scale
 from mooring.hold.recent_inputs import KEPT_BATCHES
 from mooring.hold.repair import PLAIN_STEPS
+from mooring.reference.kinds import Classes
 
 SIZE, CLASSES, BATCH = 12, 6, 32
 
@@ -207,10 +208,9 @@ def test_scale_of_a_loss_is_read_from_some_of_many_outputs(reduction, monkeypatc
     loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=reduction)
     (gradient,) = torch.autograd.grad(loss, logits)
     monkeypatch.setattr(loss_scale, "MOST_OUTPUTS", 1 << 12)
-    rows = loss_scale.rows_to_read(logits)
-    assert len(rows) == len(rows.unique()) == 81
-    kept = loss_scale.predictions_of(logits.detach())[rows]
-    found = loss_scale.scale_of(kept, gradient, rows)
+    part = loss_scale.SomePredictions.of(Classes(), logits)
+    assert len(part.rows) == len(part.rows.unique()) == 81
+    found = Classes().loss_scale(part.take(logits.detach()), part.take(gradient)) * part.share(gradient)
     assert float(found) == pytest.approx(1 if reduction == "mean" else 400, rel=1e-4)
 
 
@@ -249,7 +249,7 @@ def test_several_inputs_are_kept_by_name(how):
     assert all({"x", "scale"} <= own.keys() for own in kept_inputs(moor))
     recorded = moor._meter.recent.recorded(model)
     expected = model(task(2, 4)[0][0], 2 * torch.ones(BATCH, 1)).log_softmax(1)
-    torch.testing.assert_close(recorded.targets[0].log_probabilities, expected)
+    torch.testing.assert_close(recorded.targets[0][0], expected)
 
 
 def test_inputs_of_training_are_in_no_saved_state():

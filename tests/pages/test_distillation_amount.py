@@ -37,8 +37,8 @@ def test_schedule_holds_inside_its_block_alone(bench):
 def test_default_distils_the_digits_in_every_second_step_because_of_an_odd_batch(bench, monkeypatch):
     schedule, seen = distil.distillation_schedule, []
 
-    def observe(model, batches):
-        parts, every = schedule(model, batches)
+    def observe(model, batches, **options):
+        parts, every = schedule(model, batches, **options)
         seen.append(([len(x) for x, _ in batches], every))
         return parts, every
 

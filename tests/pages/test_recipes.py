@@ -128,6 +128,22 @@ def test_trainer_recipe_keeps_what_the_model_knew(tmp_path, monkeypatch):
     assert names["callback"].moor.tasks == 2
 
 
+@pytest.mark.filterwarnings("ignore::mooring.errors.ReturnedWarning")
+def test_detector_recipe_keeps_what_it_knew(tmp_path, monkeypatch):
+    names = run_notebook("detector", tmp_path, monkeypatch)
+    percent_right, (old, new) = names["percent_right"], names["tests"]
+    assert percent_right(names["model"], old) > percent_right(names["plain"], old) + 20
+    assert percent_right(names["model"], new) > percent_right(names["base"], new) + 10
+    assert names["forgotten"].nats <= 0.1 * (1 + 1e-4)
+
+
+def test_two_towers_recipe_keeps_the_old_index_working(tmp_path, monkeypatch):
+    names = run_notebook("two-towers", tmp_path, monkeypatch)
+    right, index, (old, _) = names["right"], names["old_index"], names["tests"]
+    assert right(names["model"], index, *old) > right(names["plain"], index, *old) + 30
+    assert names["forgotten"].nats <= 0.1 * (1 + 1e-4)
+
+
 def test_several_gpus_recipe_loads_one_estimate_on_two_ranks(tmp_path, monkeypatch):
     names = run_notebook("gpus", tmp_path, monkeypatch)
     weights, before = torch.load(tmp_path / "new.pt"), torch.load(tmp_path / "known.pt")["model"]

@@ -85,6 +85,11 @@ class CoverageWatch:
                 UnheldWarning,
             )
 
+    @property
+    def rewritten(self) -> bool:
+        """Whether parameters were written since the last step more often than between two steps of training."""
+        return self._writes_since_step() > self.between_steps
+
     def _writes_since_step(self) -> int:
         return version_of(self.stepped[0]) - self.stepped[1] if self.stepped else 0
 

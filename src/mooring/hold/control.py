@@ -141,6 +141,8 @@ class BudgetController(ABC):
         latest: the last measured value of each batch in this task, float64 of shape (runs, batches); NaN before.
         samples: the number of samples of each batch, as it was last measured.
         largest: the largest scale of each run, finite where a past task has no gauge and is held by the estimate.
+        rewritten: whether parameters were written since the last step.
+        endings: what the last end of a task did to any run, in words.
     """
 
     def __init__(self, runs: int = 1) -> None:
@@ -149,6 +151,7 @@ class BudgetController(ABC):
         self.average = ParameterAverage()
         self.latest, self.samples = torch.zeros(runs, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
         self.largest = torch.full((runs,), math.inf, dtype=torch.float64)
+        self.rewritten, self.endings = False, list[str]()
         self._pending: _PendingMeasurement | None = None
 
     # What a subclass holds
@@ -320,12 +323,14 @@ class BudgetController(ABC):
             What is measured then, (values, runs).
         """
         self.settle()
+        self.endings = []
         measured = self.take_average(self.measure_runs())
         over = ~(measured[0] <= self.named_of_runs)
         repairable = over & (self.named_of_runs > 0)
         if bool(repairable.any()) and (sides := self.sides()) is not None:
             weight = self.distillation.weight if self.distillation else torch.ones_like(measured[0])
             measured = repair(sides, repairable, self.named_of_runs, measured, weight)
+            self.endings.append("a repair")
             over = ~(measured[0] <= self.named_of_runs)
         if not bool(over.any()):
             return measured
@@ -335,6 +340,7 @@ class BudgetController(ABC):
             if bool((over & leads).any()):
                 kept, least, share = return_path(path, over & leads, self.named_of_runs, self.measure_runs)
                 if bool(kept.any()):
+                    self.endings.append(f"a return to {100 * float(share[kept].min()):.0f} % of the way")
                     self.warn_of_return(kept, measured[0], share)
                 measured, over = torch.where(kept, least, measured), over & ~kept
                 self.set_scales(scales)  # those of training, from which the next task starts
@@ -346,6 +352,8 @@ class BudgetController(ABC):
     def take_average(self, last: Tensor) -> Tensor:
         """Replace the parameters by their average where that keeps the budget, or has forgotten no more than they have.
 
+        Parameters that were written since the last step, such as the best of a training, are not replaced.
+
         Args:
             last: the measured values of the last parameters.
 
@@ -353,7 +361,8 @@ class BudgetController(ABC):
             Those of the parameters that are taken.
         """
         fewest = 1 if self.budget.average else FEWEST_UPDATES
-        pairs = self.average.pairs(self.averaged_parameters(), fewest) if self.averages else []
+        known = self.averages and not self.rewritten
+        pairs = self.average.pairs(self.averaged_parameters(), fewest) if known else []
         if not pairs:
             return last
         parameters, averages = map(list, zip(*pairs, strict=True))
@@ -365,6 +374,8 @@ class BudgetController(ABC):
             taken = measured[0] <= last[0].maximum(self.named_of_runs)
         finally:
             move(parameters, ends, ~taken)
+        if bool(taken.any()):
+            self.endings.append("the average of the last steps")
         return torch.where(taken, measured, last)
 
     def limit_to_measured(self, measured: Tensor) -> None:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from mooring.distributed.dtensor import local_tensor, local_tensors, reduce_over_shards, sharded
 from mooring.errors import MooringError
-from mooring.hold.measure import Gauge, make_gauge, passive
+from mooring.hold.measure import Gauge
 from mooring.reference.batches import Loss, Outputs, samples_of
+from mooring.reference.kinds import OutputKind
 from mooring.reference.mixtures import MixedBatches, count_inputs
 from mooring.reference.pass_cost import distillation_schedule
 from mooring.rules import Budget
@@ -192,12 +193,20 @@ def gradients_of_divergence(
 ) -> dict[Tensor, Tensor]:
     """Return the gradient of the mean divergence on a batch, for the parameters on which it depends."""
     shards = list(model.parameters()) if any(map(sharded, parameters)) else []  # which a forward pass may replace
-    with torch.enable_grad(), passive(model, reference.settings):
+    leaves = shards or (list(model.parameters()) if reference.checkpoints else [])
+    with torch.enable_grad(), reference.passes(model):
         sums, counts = reference.terms(model, index)
         mean = sums.sum() / counts.sum()
         if not mean.requires_grad:
             return {}
-        gradients = _gradients_of(mean, parameters, shards)
+        try:
+            gradients = _gradients_of(mean, parameters, leaves)
+        except RuntimeError as error:
+            if reference.checkpoints or "checkpoint" not in str(error):
+                raise
+            reference.checkpoints = True  # reentrant checkpointing, whose gradients only a backward pass has
+    if reference.checkpoints and not leaves:
+        return gradients_of_divergence(reference, model, parameters, index)
     return {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
 
 
@@ -208,42 +217,55 @@ def make_distillation(
     loss: Loss | None,
     outputs: Outputs | None,
     number_of: Sequence[int] = (),
+    *,
+    kind: OutputKind | None = None,
+    whole: bool = False,
 ) -> Distillation | None:
-    """Return the distillation of a budget; None if it does not distil, or the outputs are no distribution.
+    """Return the distillation of a budget; None if it does not distil, or the outputs are not found.
 
     Args:
         model: the model.
         budget: the budget.
         batches: the batches to distil.
         loss: the loss that is measured; None for the divergence.
-        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+        outputs: takes what the model returns and gives its outputs; None is as their kind finds them.
         number_of: the number of each batch in what the user gave, for error messages.
+        kind: what the outputs are; None if they are not found.
+        whole: whether the outputs of a sample depend on the others of its batch.
     """
-    if (schedule := distilled_parts(model, budget, batches)) is None:
+    if (schedule := distilled_parts(model, budget, batches, whole=whole)) is None:
         return None
-    if loss is not None:
-        if budget.distil:
-            raise MooringError("Budget(distil=True) does not work where a loss is given: leave distil out")
+    if kind is None:
+        if budget.distil and loss is not None:
+            raise MooringError(
+                "Budget(distil=True) does not work where the outputs are not known: give attach outputs= or a "
+                "kind=, or leave distil out"
+            )
         return None
     parts, every = schedule
-    gauge = make_gauge(model, parts, None, outputs, _numbers_of_parts(batches, parts, number_of))
-    if gauge.loss is not None:
-        return None
-    rounds = mixture_rounds(budget, sum(map(count_inputs, parts)))
+    options: dict[str, Any] = {"outputs": outputs, "kind": kind, "whole": whole}
+    gauge = Gauge(parts, **options)
+    gauge.record(model, number_of=_numbers_of_parts(batches, parts, number_of))
+    rounds = 0 if whole else mixture_rounds(budget, sum(map(count_inputs, parts)))
     if rounds and _predicts_once(gauge):
-        mixed = Gauge(MixedBatches(parts, rounds), None, outputs)
-        mixed.record(model, known=gauge.targets)
+        mixed = Gauge(MixedBatches(parts, rounds), **options)
+        mixed.record(model, known=gauge)
         gauge = mixed
     return Distillation([gauge], every)
 
 
-def distilled_parts(model: nn.Module, budget: Budget, batches: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
-    """Return the parts of batches that a step distils, and the number of steps from one to the next; None for none."""
+def distilled_parts(
+    model: nn.Module, budget: Budget, batches: Sequence[Any], *, whole: bool = False
+) -> tuple[Sequence[Any], int] | None:
+    """Return the parts of batches that a step distils, and the number of steps from one to the next; None for none.
+
+    With `whole` no batch is split.
+    """
     if not (DISTILS_BY_DEFAULT if budget.distil is None else budget.distil):
         return None
     if budget.distil is True:
         return batches, 1
-    return distillation_schedule(model, batches)
+    return distillation_schedule(model, batches, whole=whole)
 
 
 def mixture_rounds(budget: Budget, inputs: int) -> int:
@@ -280,7 +302,8 @@ def _numbers_of_parts(batches: Sequence[Any], parts: Sequence[Any], number_of: S
 def _predicts_once(gauge: Gauge) -> bool:
     """Return whether there is one prediction for each input; the predictions for many mixtures are then small."""
     pairs = zip(gauge.batches, gauge.targets, strict=True)
-    return all(not isinstance(t, float) and len(t.log_probabilities) == count_inputs(batch) for batch, t in pairs)
+    rows = ((batch, t[0]) for batch, t in pairs if not isinstance(t, float))
+    return all(isinstance(t, Tensor) and len(t) == count_inputs(batch) for batch, t in rows)
 
 
 def by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
@@ -302,8 +325,8 @@ def _gradients_of(loss: Tensor, parameters: Sequence[Tensor], shards: Sequence[T
     Args:
         loss: the loss.
         parameters: those to return the gradients of.
-        shards: all parameters of the model, if some are sharded: their gradients exist only where the backward pass
-            leaves them, in `grad`, as a mean over ranks.
+        shards: all parameters of the model, if some are sharded or layers are checkpointed: gradients exist only where
+            the backward pass leaves them, in `grad`; of shards as a mean over ranks.
     """
     if not shards:
         return torch.autograd.grad(loss, list(parameters), allow_unused=True)

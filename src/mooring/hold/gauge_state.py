@@ -8,7 +8,7 @@ from torch import Tensor
 from mooring.errors import MooringError
 from mooring.hold.measure import Gauge
 from mooring.reference.batches import Loss, Outputs
-from mooring.reference.divergence import StoredPredictions
+from mooring.reference.kinds import KINDS, Classes, OutputKind, Own
 from mooring.reference.mixtures import MixedBatches
 from mooring.rules import State
 
@@ -33,17 +33,30 @@ def pack_gauges(gauges: Mapping[str, Gauge]) -> tuple[dict[str, Any], State]:
         for index, batch in enumerate(mixed.own):  # mixtures are made again
             batches.append(_pack(batch, f"{PREFIX}{name}.{index}", flat))
         for index, target in enumerate(gauge.targets):
-            parts = target if isinstance(target, float) else [target.log_probabilities, target.classes]
-            targets.append(_pack(parts, f"{PREFIX}{name}.{index}.target", flat))
+            targets.append(_pack(target, f"{PREFIX}{name}.{index}.target", flat))
         description[name] = {"loss": gauge.loss is not None, "batches": batches, "targets": targets}
+        description[name] |= {"kind": gauge.kind.name, "whole": gauge.whole}
+        description[name]["options"] = _pack(gauge.kind.state(), f"{PREFIX}{name}.kind", flat)
         description[name] |= {"settings": gauge.settings, "rounds": mixed.rounds}
     return description, flat
 
 
 def unpack_gauges(
-    description: Mapping[str, Any], flat: State, loss: Loss | None, outputs: Outputs | None
+    description: Mapping[str, Any],
+    flat: State,
+    loss: Loss | None,
+    outputs: Outputs | None,
+    kind: OutputKind | None = None,
 ) -> dict[str, Gauge] | None:
-    """Return the gauges of a state; None if they measure a loss and none is given."""
+    """Return the gauges of a state; None if they measure a loss and none is given.
+
+    Args:
+        description: what `pack_gauges` described.
+        flat: the tensors of the state.
+        loss: the loss of `attach`.
+        outputs: its function of outputs.
+        kind: its kind, which a state does not contain if it is a function.
+    """
     gauges = {}
     for name, entry in description.items():
         if entry["loss"] and loss is None:
@@ -51,12 +64,24 @@ def unpack_gauges(
         batches: Sequence[Any] = [_unpack(tree, flat) for tree in entry["batches"]]
         if rounds := entry.get("rounds", 0):
             batches = MixedBatches(batches, rounds)
-        gauge = gauges[name] = Gauge(batches, loss if entry["loss"] else None, outputs)
+        own_kind = _unpack_kind(entry, flat, kind)
+        own_loss = loss if entry["loss"] else None
+        gauge = gauges[name] = Gauge(batches, own_loss, outputs, own_kind, whole=entry.get("whole", False))
         gauge.settings = entry["settings"]
         for tree in entry["targets"]:
             target = _unpack(tree, flat)
-            gauge.targets.append(target if isinstance(target, float) else StoredPredictions(*target))
+            gauge.targets.append(target if isinstance(target, float) else tuple(t for t in target if t is not None))
     return gauges
+
+
+def _unpack_kind(entry: Mapping[str, Any], flat: State, kind: OutputKind | None) -> OutputKind:
+    """Return the kind of a saved gauge; a state of an earlier version has classes."""
+    name = entry.get("kind", Classes.name)
+    if name == Own.name:
+        if not isinstance(kind, Own):
+            raise MooringError("the state was made with a divergence of your own: give attach the same kind= again")
+        return kind
+    return KINDS[name](**_unpack(entry["options"], flat) if "options" in entry else {})
 
 
 def _pack(value: Any, key: str, flat: State) -> Any:

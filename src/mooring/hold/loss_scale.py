@@ -1,52 +1,53 @@
-"""The scale of the user's loss: by how many nats it counts one nat of the mean cross entropy of a batch.
+"""What the first steps of a task show of the user's loss: its scale, and what kind of outputs it is of.
 
-The gradient of a cross entropy of one prediction with the weight s, with respect to its logits, is s * (p - t), where p
-are the probabilities and t is the label. So s is seen in a backward pass, whatever is done to the loss: it is 1 / n for
-the mean over n predictions, and 1 for their sum. The sum of s over all predictions of a step is the scale.
+The scale says by how many nats the loss counts one nat of the mean over predictions. Both are seen in a backward pass,
+in the gradient of the outputs, whatever is done to the loss.
 """
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from mooring.distributed.dtensor import world_size
-from mooring.errors import MooringError
+from mooring.errors import MooringError, UnheldWarning, warn
 from mooring.hold.recent_inputs import TrainingHook
-from mooring.observe.output_observer import (
-    ZERO_SUM,
-    class_dimension,
-    class_dimension_of_gradient,
-    find_outputs,
-)
 from mooring.reference.batches import Outputs
-from mooring.reference.divergence import at_least_float32, chunks
+from mooring.reference.kinds import Classes, Labels, OutputKind, Values
+from mooring.reference.kinds.evidence import GradientEvidence
 
 OBSERVED_STEPS = 4
 """The number of steps at the beginning of a task in which the scale is observed; it is their mean."""
 
 MOST_OUTPUTS = 1 << 22
-"""Of more outputs only those of some predictions are kept until the backward pass, because they take memory."""
+"""Of more logits only those of some predictions are kept until the backward pass, because they take memory."""
 
 
 class LossScale:
     """The scale of a loss, observed in the first steps of a task by a forward hook and the gradient of the outputs.
 
-    It is 1 where the loss is no cross entropy, and under autocast to float16, where a scaler multiplies the loss.
+    It is 1 where the kind of the outputs cannot tell it, and under autocast to float16, where a scaler multiplies the
+    loss.
 
     Args:
-        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+        outputs: takes what the model returns and gives its outputs; None is as their kind finds them.
 
     Attributes:
         value: the scale; 1 before anything was observed.
         steps: the number of steps that were observed.
+        kind: what the outputs are taken for.
+        checks: whether the first step says if they look like another kind; not if the user named it.
     """
 
     def __init__(self, outputs: Outputs | None = None) -> None:
-        self.find_outputs = outputs or find_outputs
+        self.outputs = outputs
         self.value, self.steps = 1.0, 0
+        self.kind: OutputKind = Classes()
+        self.checks = False
         self._observed: list[Tensor] = []
+        self._evidence: list[GradientEvidence] = []
         self._handle: Any = None
 
     @property
@@ -57,7 +58,7 @@ class LossScale:
     def resume(self, value: float, steps: int) -> None:
         """Continue with what was observed in so many steps, at first with 1 and none."""
         self.unhook()
-        self.value, self.steps, self._observed = value, steps, []
+        self.value, self.steps, self._observed, self._evidence = value, steps, [], []
 
     def hook(self, model: nn.Module) -> None:
         """Observe the outputs of a model, until enough steps are observed."""
@@ -73,22 +74,32 @@ class LossScale:
     def after_forward(self, module: nn.Module, args: Any, returned: Any) -> None:
         """Observe the gradient of the outputs, if this pass may be of one of the first steps."""
         try:
-            outputs = self.find_outputs(returned)
+            outputs = (self.outputs or self.kind.find)(returned)
         except MooringError:
             return
-        kind = outputs.device.type
-        scaled = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
-        if outputs.requires_grad and outputs.ndim > 1 and not scaled:
-            rows = rows_to_read(outputs)
-            logits = outputs.detach() if rows is None else predictions_of(outputs.detach())[rows]
+        if not isinstance(outputs, Tensor) or not outputs.requires_grad or not outputs.ndim:
+            return
+        device = outputs.device.type
+        scaled = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+        part = SomePredictions.of(self.kind, outputs)
+        values, ndim = part.take(outputs.detach()), outputs.ndim
 
-            def observe(gradient: Tensor) -> None:
-                self._observed.append(scale_of(logits, gradient, rows))
+        def observe(gradient: Tensor) -> None:
+            own = part.take(gradient)
+            if self.checks:
+                self._evidence.append(GradientEvidence.of(values, gradient, own))
+            if not scaled and not (ndim < 2 and isinstance(self.kind, Classes)):
+                self._observed.append(self.kind.loss_scale(values, own) * part.share(gradient))
 
-            outputs.register_hook(observe)  # type: ignore[no-untyped-call]
+        outputs.register_hook(observe)  # type: ignore[no-untyped-call]
 
     def take(self) -> None:
         """Count a step; the backward passes before it are those of its micro-batches."""
+        if self._evidence:
+            evidence, self._evidence, self.checks = self._evidence, [], False
+            better = [one.kind(self.kind) for one in evidence if one.parts or one.binary]
+            if better and better[0] is not None and all(type(kind) is type(better[0]) for kind in better):
+                warn_of_other_kind(self.kind, better[0])
         if not self._observed:
             return
         total = torch.stack(self._observed).sum()
@@ -103,62 +114,58 @@ class LossScale:
             self.unhook()
 
 
-def rows_to_read(outputs: Tensor) -> Tensor | None:
-    """Return the numbers of the predictions that the scale is read from, spread over all; None for all of them.
+def warn_of_other_kind(assumed: OutputKind, better: OutputKind) -> None:
+    """Warn of outputs that the loss of the first step shows to be of another kind than the one that was inferred."""
+    taken = f"the outputs are measured and distilled as {assumed.name}"
+    if isinstance(better, Classes):
+        where = "" if better.dimension is None else f" along dimension {better.dimension}"
+        given = '"classes"' if better.dimension is None else f"mooring.kinds.Classes(dimension={better.dimension})"
+        seen = f"the loss looks like a cross entropy over classes{where}: give attach kind={given}"
+    elif isinstance(better, Labels):
+        seen = 'the loss looks like a binary cross entropy of independent labels: give attach kind="labels"'
+    elif isinstance(better, Values) and isinstance(assumed, Classes):
+        seen = (
+            'the loss is no cross entropy of them: give attach kind="values" for a regression or a reconstruction, '
+            '"embedding" for vectors that are compared, or outputs= where the logits are elsewhere'
+        )
+    else:
+        return
+    warn(f"{taken}, but {seen}; kind={assumed.name!r} keeps it as it is, without this warning", UnheldWarning)
 
-    Example:
-        >>> rows_to_read(torch.zeros(4, 10)) is None, len(rows_to_read(torch.zeros(1, 1).expand(1000, 1 << 14)))
-        (True, 256)
-    """
-    if outputs.numel() <= MOST_OUTPUTS:
-        return None
-    predictions = outputs.numel() // outputs.shape[class_dimension(outputs)]
-    wanted = max(1, MOST_OUTPUTS * predictions // outputs.numel())
-    step = round(predictions * (5**0.5 - 1) / 2) | 1  # no position of a sequence is met more often than others
-    return torch.arange(wanted, device=outputs.device) * step % predictions
 
-
-def predictions_of(outputs: Tensor, dimension: int | None = None) -> Tensor:
-    """Return outputs with a row for each prediction, and the classes last."""
-    return outputs.movedim(class_dimension(outputs) if dimension is None else dimension, -1).flatten(0, -2)
-
-
-@torch.no_grad()
-def scale_of(logits: Tensor, gradient: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return the scale of a loss from the gradient of its logits; 0 if it is no cross entropy.
-
-    The label is the class with the lowest gradient, s * (p - 1), so that s = -gradient / (1 - p) there.
+class SomePredictions:
+    """Some predictions, spread over all, of logits that are too many to keep; else all of them.
 
     Args:
-        logits: the outputs, or the predictions in these rows.
-        gradient: of all outputs; where it is 0, nothing is predicted.
-        rows: the numbers of the predictions to read; None for all.
+        kind: of the outputs.
+        rows: the numbers of the predictions; None for all.
 
     Example:
-        >>> logits = torch.randn(6, 3, requires_grad=True)
-        >>> labels = torch.tensor([0, 1, 2, 0, 1, 2])
-        >>> for reduction in ("mean", "sum"):
-        ...     loss = nn.functional.cross_entropy(logits, labels, reduction=reduction)
-        ...     print(round(float(scale_of(logits, *torch.autograd.grad(loss, logits))), 4))
-        1.0
-        6.0
+        >>> all_of_them, some = (SomePredictions.of(Classes(), torch.zeros(1, 1).expand(n, 1 << 14)) for n in (4, 1000))
+        >>> all_of_them.rows is None, len(some.rows), some.take(torch.zeros(1, 1).expand(1000, 1 << 14)).shape
+        (True, 256, torch.Size([256, 16384]))
     """
-    dimension = class_dimension_of_gradient(gradient)
-    if rows is not None and dimension != class_dimension(gradient):
-        return gradient.new_zeros((), dtype=torch.float64)
-    if rows is None:
-        logits = predictions_of(logits, dimension)
-    gradient = predictions_of(gradient, dimension)
-    count = gradient.any(-1).sum()
-    if rows is not None:
-        gradient = gradient[rows]
-    sums = torch.zeros(4, dtype=torch.float64, device=logits.device)
-    for part in chunks(logits):
-        g, z = at_least_float32(gradient[part]), at_least_float32(logits[part])
-        label = g.argmin(-1, keepdim=True)
-        error = 1 - (z.gather(-1, label) - z.logsumexp(-1, keepdim=True)).exp()
-        terms = (-g.gather(-1, label), error * g.any(-1, keepdim=True), g.sum(-1).abs(), g.abs())
-        sums += torch.stack([term.sum(dtype=torch.float64) for term in terms])
-    pulls, errors, remainder, total = sums
-    scale = pulls / errors * count
-    return torch.where((remainder <= ZERO_SUM * total) & scale.isfinite(), scale, 0.0)
+
+    def __init__(self, kind: OutputKind, rows: Tensor | None) -> None:
+        self.kind, self.rows = kind, rows
+
+    @classmethod
+    def of(cls, kind: OutputKind, outputs: Tensor) -> "SomePredictions":
+        """Return those of outputs; all, if they are few or no logits of classes."""
+        if outputs.numel() <= MOST_OUTPUTS or not isinstance(kind, Classes):
+            return cls(kind, None)
+        predictions = math.prod(kind.predictions(outputs))
+        step = round(predictions * (5**0.5 - 1) / 2) | 1  # no position of a sequence is met more often than others
+        wanted = max(1, MOST_OUTPUTS * predictions // outputs.numel())
+        return cls(kind, torch.arange(wanted, device=outputs.device) * step % predictions)
+
+    def take(self, outputs: Tensor) -> Tensor:
+        """Return the rows of outputs, or of their gradient; unchanged if all are taken."""
+        return outputs if self.rows is None else cast(Classes, self.kind).rows(outputs)[self.rows]
+
+    def share(self, gradient: Tensor) -> Tensor | float:
+        """Return how many times more predictions have a gradient than those that are taken."""
+        if self.rows is None:
+            return 1.0
+        counted = cast(Classes, self.kind).rows(gradient).any(-1)
+        return (counted.sum() / counted[self.rows].sum()).nan_to_num(0.0, posinf=0.0)

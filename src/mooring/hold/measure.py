@@ -1,7 +1,7 @@
-"""Measuring: gauges are batches with predictions of the original model, and a measurement is the distance from them."""
+"""Measuring: gauges are batches with outputs of the original model, and a measurement is the distance from them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,36 +10,39 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mooring.backends.eager import autocast_disabled
-from mooring.distributed.dtensor import reshard
-from mooring.errors import MooringError, NonFiniteError
-from mooring.observe.output_observer import OutputObserver, class_dimension, find_outputs
+from mooring.errors import MooringError, NonFiniteError, first_line
+from mooring.reference.attended import attended
 from mooring.reference.batches import (
     LEAVE_OUT,
-    Data,
     Loss,
     Outputs,
     default_loss,
     device_of,
-    is_pair,
+    map_tensors,
     name_batch,
+    outputs_on,
     placed,
     rows_of,
     samples_of,
     scalar_loss,
     to_device,
 )
-from mooring.reference.divergence import StoredPredictions
+from mooring.reference.kinds import Classes, OutputKind
+from mooring.reference.kinds.kind import Stored
 from mooring.reference.mixtures import MixedBatches
 from mooring.reference.preserve_model_state import (
     Settings,
-    applied_settings,
+    passive,
     preserve_model_state,
     read_settings,
-    without_caches,
+    traces_of,
 )
-from mooring.reference.rank_shares import RankShare
-from mooring.reference.reference_labels import IGNORED_LABEL, prepare_labels, warn_of_probabilities
+from mooring.reference.reference_labels import (
+    ignores_labels,
+    prepare_labels,
+    warn_of_probabilities,
+    without_labels,
+)
 
 MAX_POINTS = 4096
 """Above this number every second point of the first half is dropped, so that a long training keeps a short history."""
@@ -54,6 +57,8 @@ class Measurement:
         standard_error: of `nats`, from the spread over samples; infinite for a single one.
         samples: the number of samples; with a loss, of batches.
         by_loss: whether it is the rise of a loss, whose unit need not be nats.
+        ending: what the end of a task did to the model before: nothing, or that it took the average of the last steps,
+            repaired it, or returned it towards the old one, and how far.
 
     Example:
         >>> print(Measurement(0.0281, 0.0042, 128))
@@ -66,10 +71,12 @@ class Measurement:
     standard_error: float
     samples: int
     by_loss: bool = field(default=False, repr=False, compare=False)
+    ending: str = field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
         unit, counted = ("units of the loss", "batches") if self.by_loss else ("nats", "samples")
-        return f"{self.nats:.3g} +- {self.standard_error:.2g} {unit} on {self.samples} {counted}"
+        value = f"{self.nats:.3g} +- {self.standard_error:.2g} {unit} on {self.samples} {counted}"
+        return f"{value}, after {self.ending}" if self.ending else value
 
 
 def ratio_of_sums(sums: Sequence[float], counts: Sequence[float]) -> Measurement:
@@ -161,21 +168,37 @@ class MeasuredHistory(Sequence[MeasuredPoint]):
 class Gauge:
     """Batches of one past task, with what the model at the end of that task, or at the last consolidation, gave.
 
-    Without a loss a batch is measured by the divergence from the stored predictions; with one, by its rise.
+    Without a loss a batch is measured by the divergence from the stored outputs; with one, by its rise.
 
     Args:
         batches: the batches, with labels where the loss needs them.
         loss: the mean loss on a batch; None for the divergence.
-        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+        outputs: takes what the model returns and gives its outputs; None is as the kind finds them.
+        kind: what the outputs are.
+        whole: whether the outputs of a sample depend on the others of its batch, which stays whole then.
+
+    Attributes:
+        checkpoints: whether the model has reentrant checkpoints, of which only a backward pass gives gradients.
     """
 
-    def __init__(self, batches: Sequence[Any], loss: Loss | None = None, outputs: Outputs | None = None) -> None:
+    def __init__(
+        self,
+        batches: Sequence[Any],
+        loss: Loss | None = None,
+        outputs: Outputs | None = None,
+        kind: OutputKind | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
         self.batches = batches if isinstance(batches, MixedBatches) else list(batches)
-        self.loss, self.outputs = loss, outputs
-        self.targets: list[StoredPredictions | float] = []
+        self.loss, self.outputs, self.kind, self.whole = loss, outputs, kind or Classes(), whole
+        self.targets: list[Stored | float] = []
         self.settings: Settings | None = None
         self._placed: tuple[torch.device, Sequence[Any]] | None = None
+        self.checkpoints = False
         self._drops_labels: bool | None = None
+        self._leaves_traces: bool | None = None
+        self._attended: dict[int, Tensor | None] = {}
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -184,7 +207,7 @@ class Gauge:
     def record(
         self,
         model: nn.Module,
-        known: Sequence[StoredPredictions | float] = (),
+        known: "Gauge | None" = None,
         number_of: Sequence[int] = (),
     ) -> None:
         """Store what the model gives now; from here on the measured value is 0 until it moves.
@@ -193,33 +216,36 @@ class Gauge:
 
         Args:
             model: the model.
-            known: what it gives for the first batches, if that was recorded elsewhere.
+            known: a gauge of the first batches that has just been recorded.
             number_of: the number of each batch in what the user gave, for error messages.
         """
         if self.settings is None:
             self.settings = read_settings(model)
-        targets = list(known)
+        targets = list(known.targets) if known else []
+        self._attended = dict(known._attended) if known else {}
         with preserve_model_state(model), passive(model, self.settings):
-            for index in range(len(known), len(self)):
+            for index in range(len(targets), len(self)):
                 with name_batch(number_of[index], self.loss) if number_of else nullcontext():
                     targets.append(self._target(model, index))
-        sums = [torch.tensor(t) if isinstance(t, float) else t.log_probabilities.sum() for t in targets]
-        totals = torch.stack([total.to(sums[0].device, torch.float64) for total in sums])  # with one wait for all
-        if bad := (totals.isnan() | totals.isposinf()).nonzero().flatten().tolist():
+        finite = [torch.tensor(math.isfinite(t)) if isinstance(t, float) else self.kind.is_finite(t) for t in targets]
+        known_finite = torch.stack([one.to(finite[0].device) for one in finite])  # with one wait for all
+        if bad := known_finite.logical_not().nonzero().flatten().tolist():
             where = f"batch {number_of[bad[0]]} of the data or reference" if number_of else "a batch of the gauge"
             raise NonFiniteError(f"the outputs or the loss on {where} are not finite; {LEAVE_OUT}")
         self.targets = targets
 
     def split(self, rows: int) -> "Gauge":
         """Return the same in batches of so many samples, the first ones of all batches first."""
-        batches, targets = list[Any](), list[StoredPredictions | float]()
+        if self.whole or not self.kind.splits:
+            return self
+        batches, targets = list[Any](), list[Stored | float]()
         for start in range(0, max(map(samples_of, self.batches)), rows):
             for batch, target in zip(self.batches, self.targets, strict=True):
                 part = slice(start, min(start + rows, samples_of(batch)))
-                if part.start < part.stop and isinstance(target, StoredPredictions):
+                if part.start < part.stop and not isinstance(target, float):
                     batches.append(rows_of(batch, part))
-                    targets.append(target.rows(part, samples_of(batch)))
-        parts = Gauge(batches, self.loss, self.outputs)
+                    targets.append(_rows_of_stored(target, part, samples_of(batch)))
+        parts = Gauge(batches, self.loss, self.outputs, self.kind)
         parts.targets, parts.settings = targets, self.settings
         return parts
 
@@ -245,25 +271,43 @@ class Gauge:
             return rise, torch.ones_like(rise)
         batch = self._on_device(model, index)
         outputs = self._outputs_on(model, batch)
-        target = self.targets[index] = target.to(outputs.device)
-        divergence = target.divergence(outputs).view(len(outputs), -1)
-        counted = _counted(batch, outputs)
+        target = self.targets[index] = _stored_on(target, device_of(model))
+        divergence = self.kind.divergence(target, outputs)
+        counted = self._counted(model, index, batch, outputs)
         if counted is None:
             sums = divergence.double().sum(1)
             return sums, torch.full_like(sums, float(divergence.shape[1]))
-        counted = counted.to(divergence.device).view_as(divergence)
+        counted = counted.view_as(divergence)
         return torch.where(counted, divergence, 0.0).double().sum(1), counted.double().sum(1)
+
+    @contextmanager
+    def passes(self, model: nn.Module) -> Iterator[None]:
+        """Prepare a model for passes on the batches that leave nothing behind: no buffers, counters or hidden states.
+
+        Only models of which a pass was seen to change something pay for that.
+        """
+        if self._leaves_traces is False:
+            with passive(model, self.settings):
+                yield
+            return
+        with preserve_model_state(model), passive(model, self.settings):
+            before = traces_of(model)
+            yield
+            self._leaves_traces = bool(self._leaves_traces) or traces_of(model) != before
 
     @torch.no_grad()
     def warn_of_probabilities(self, model: nn.Module) -> None:
         """Warn if the divergence is measured and the model returns probabilities instead of logits."""
-        if self.loss is None:
+        if self.loss is None and isinstance(self.kind, Classes):
             with preserve_model_state(model), passive(model, self.settings):
                 warn_of_probabilities(self._outputs_on(model, self._on_device(model, 0)))
 
-    def _target(self, model: nn.Module, index: int) -> StoredPredictions | float:
+    def _target(self, model: nn.Module, index: int) -> Stored | float:
         if self.loss is None:
-            return StoredPredictions.of(self._outputs_on(model, self._on_device(model, index)))
+            batch = self._on_device(model, index)
+            outputs = self._outputs_on(model, batch)
+            self._counted(model, index, batch, outputs)
+            return self.kind.store(outputs)
         return float(scalar_loss(self.loss, model, self.batches[index], self.outputs))
 
     def _on_device(self, model: nn.Module, index: int) -> Any:
@@ -275,22 +319,50 @@ class Gauge:
             self._placed = device, MixedBatches(own, mixed.rounds) if mixed else own
         return to_device(self._placed[1][index], device)
 
-    def _outputs_on(self, model: nn.Module, batch: Any) -> Tensor:
+    def _outputs_on(self, model: nn.Module, batch: Any) -> Any:
         """Return the outputs on a batch; labels are left out if they change nothing but cost the model's own loss."""
+        find = self.outputs or self.kind.find
         if self._drops_labels is None:
-            self._drops_labels = _ignores_labels(model, batch, self.outputs)
-        return _outputs(model, _without_labels(batch) if self._drops_labels else batch, self.outputs)
+            self._drops_labels = ignores_labels(model, batch, find)
+        try:
+            outputs = outputs_on(model, without_labels(batch) if self._drops_labels else batch, find)
+        except RuntimeError as error:
+            if not self.targets or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise MooringError(
+                f"the model does not take the data or reference any more ({first_line(error)}): change its layers or "
+                "its dtype, as in model.to(dtype), before attach"
+            ) from error
+        self.kind.check(outputs)
+        return outputs
+
+    def _counted(self, model: nn.Module, index: int, batch: Any, outputs: Any) -> Tensor | None:
+        """Return which predictions of a batch count, on the model's device; None if all do."""
+        if index not in self._attended:
+            counted = attended(model, batch, self.kind.predictions(outputs))
+            self._attended[index] = None if counted is None or bool(counted.all()) else counted
+        counted = self._attended[index]
+        if counted is None:
+            return None
+        counted = self._attended[index] = counted.to(device_of(model))
+        return counted
 
 
-def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]:
-    """Read data, or call a function that makes it, and return the batches; the model does not change.
+def _rows_of_stored(stored: Stored, part: slice, samples: int) -> Stored:
+    """Return what is stored of some of so many samples, each of which has as many predictions."""
+    return map_stored(stored, lambda t: t.view(samples, -1, *t.shape[1:])[part].flatten(0, 1))
 
-    On several ranks each reads its share, and all get the batches of all, in the order in which one process reads them.
-    """
-    share = RankShare(model)
-    with preserve_model_state(model), share.computing(data):
-        own = list(share.read(data, batches))
-    return share.gather(own)
+
+def _stored_on(stored: Stored, device: torch.device) -> Stored:
+    """Return what is stored on a device."""
+    if isinstance(stored[0], Tensor) and stored[0].device == device:
+        return stored
+    return map_stored(stored, lambda t: t.to(device))
+
+
+def map_stored(stored: Stored, change: Callable[[Tensor], Tensor]) -> Stored:
+    """Return what is stored with each of its tensors changed."""
+    return tuple(map_tensors(part, change) for part in stored)
 
 
 def make_gauge(
@@ -299,13 +371,16 @@ def make_gauge(
     loss: Loss | None,
     outputs: Outputs | None,
     number_of: Sequence[int] = (),
+    *,
+    kind: OutputKind | None = None,
+    whole: bool = False,
 ) -> Gauge:
     """Return a gauge with the present predictions: the divergence, or the rise of a loss that is given.
 
-    Without a loss, the rise of the default one is measured if the model's outputs are no distribution.
+    Without a loss and a kind, the rise of the default one is measured if the model's outputs are not found.
     """
-    gauge = Gauge(batches, loss, outputs)
-    if loss is not None:
+    gauge = Gauge(batches, loss, outputs, kind, whole=whole)
+    if loss is not None or kind is not None:
         gauge.record(model, number_of=number_of)
         return gauge
     try:
@@ -318,83 +393,11 @@ def make_gauge(
             for seed, batch in enumerate(batches):
                 with name_batch(number_of[seed], loss) if number_of else nullcontext():
                     labelled.append(prepare_labels(model, batch, seed, outputs))
-        gauge = Gauge(labelled, partial(default_loss, outputs=outputs), outputs)
+        gauge = Gauge(labelled, partial(default_loss, outputs=outputs), outputs, whole=whole)
         gauge.record(model, number_of=number_of)
     return gauge
-
-
-@contextmanager
-def passive(model: nn.Module, settings: Settings | None) -> Iterator[None]:
-    """Put a model into eval mode, with these settings, for passes that are no part of training; restore both.
-
-    Parameters that a pass left gathered are sharded again, because the next pass would not see that shards moved. The
-    modules are listed once, and their modes are written as they are stored: there may be a thousand, in every step.
-    """
-    modules = dict(model.named_modules())
-    training = [module.__dict__ for module in modules.values() if module.training]
-    probing, OutputObserver.probing = OutputObserver.probing, True
-    for attributes in training:
-        attributes["training"] = False
-    try:
-        with autocast_disabled(), without_caches(modules.values()), applied_settings(modules, settings or {}):
-            yield
-    finally:
-        reshard(modules.values())
-        OutputObserver.probing = probing
-        for attributes in training:
-            attributes["training"] = True
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside `DistributedDataParallel`, whose own forward pass would prepare for a reduction."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-
-
-def _outputs(model: nn.Module, batch: Any, outputs: Outputs | None) -> Tensor:
-    """Return the model's outputs on the inputs of a batch on its device."""
-    inputs = batch[0] if is_pair(batch) or (isinstance(batch, tuple | list) and len(batch) == 1) else batch
-    if not isinstance(inputs, Tensor | Mapping):
-        raise MooringError(
-            f"a batch of type {type(batch).__name__} cannot be measured: give (inputs, labels), inputs alone, or a "
-            "loss(model, batch)"
-        )
-    returned = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-    logits = (outputs or find_outputs)(returned)
-    if logits.ndim < 2 or logits.shape[class_dimension(logits)] < 2:
-        raise MooringError(
-            f"outputs of shape {tuple(logits.shape)} are no distribution over classes, so their divergence cannot be "
-            "measured: give a loss(model, batch), whose rise is measured instead"
-        )
-    return logits
-
-
-def _without_labels(batch: Any) -> Any:
-    if not isinstance(batch, Mapping):
-        return batch
-    return {name: value for name, value in batch.items() if name != "labels"}
-
-
-@torch.no_grad()
-def _ignores_labels(model: nn.Module, batch: Any, outputs: Outputs | None) -> bool:
-    """Return whether a mapping's labels change nothing but the loss; decoders of some models read them."""
-    if not isinstance(batch, Mapping) or "labels" not in batch:
-        return False
-    with preserve_model_state(model):
-        expected = _outputs(model, batch, outputs)
-        try:
-            return torch.equal(_outputs(model, _without_labels(batch), outputs), expected)
-        except Exception:  # whatever a model raises that needs its labels
-            return False
-
-
-def _counted(batch: Any, outputs: Tensor) -> Tensor | None:
-    """Return which predictions count: not those whose label is -100, or, if there are none, not padding."""
-    parts = batch if isinstance(batch, Mapping) else batch[0] if is_pair(batch) else None
-    labels = batch.get("labels") if isinstance(batch, Mapping) else batch[1] if is_pair(batch) else None
-    mask = parts.get("attention_mask") if isinstance(parts, Mapping) else None
-    shape = outputs.select(class_dimension(outputs), 0).shape
-    labelled = labels != IGNORED_LABEL if isinstance(labels, Tensor) and labels.shape == shape else None
-    present = mask != 0 if isinstance(mask, Tensor) and mask.shape == shape else None
-    if labelled is None or present is None:
-        return present if labelled is None else labelled
-    return torch.where(labelled.all(), present, labelled)

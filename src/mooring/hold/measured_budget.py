@@ -14,7 +14,7 @@ from mooring.backends.budget_terms import pull_energy
 from mooring.backends.eager import autocast_disabled
 from mooring.distributed.collectives import all_reduce_many
 from mooring.distributed.dtensor import local_tensor, rank, sharded, world_size
-from mooring.errors import MooringError, ReturnedWarning, UnheldWarning, announce, first_line, warn
+from mooring.errors import MooringError, ReturnedWarning, UnheldWarning, announce, warn
 from mooring.hold.control import BudgetController, running_value
 from mooring.hold.distil import Distillation, gradients_of_divergence
 from mooring.hold.finish import ParameterAverage
@@ -23,6 +23,7 @@ from mooring.hold.measure import Gauge, MeasuredHistory, MeasuredPoint, Measurem
 from mooring.hold.recent_inputs import RecentInputs
 from mooring.hold.repair import PART_OF_BATCH, PLAIN_STEPS, RepairPlan, Sides, part_of_batch
 from mooring.reference.batches import Outputs, samples_of
+from mooring.reference.kinds import OutputKind
 from mooring.reference.preserve_model_state import preserve_model_state
 from mooring.rules import Budget, State
 from mooring.state.mooring_state import MooringState
@@ -47,13 +48,14 @@ class MeasuredBudget(BudgetController):
     Args:
         states: the states of the moored parameters.
         solver: solves the budget; its `scale` is what the controller sets.
-        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+        outputs: takes what the model returns and gives its outputs; None is as their kind finds them.
 
     Attributes:
         gauges: one for each past task that has data.
         distillation: adds the gradient of the divergence on the reference, if that is wanted.
         recent: the inputs of the last training batches.
         loss_scale: of the loss of the present task.
+        kind: of the outputs; None if they are not known.
         history: the measured values so far.
         noise: what was measured right after the predictions were stored; 0 if the model is deterministic.
         announces: whether a repair is announced on stderr.
@@ -71,6 +73,7 @@ class MeasuredBudget(BudgetController):
         self.announces, self.stopped = True, False
         self.recent, self.loss_scale = RecentInputs(outputs), LossScale(outputs)
         self.past_references = 0
+        self.kind: OutputKind | None = None
         self._measured_on = 0, False
 
     @property
@@ -110,6 +113,12 @@ class MeasuredBudget(BudgetController):
         if gauges:
             self.stopped = False
             self._warn_of_noise()
+
+    def take_kind(self, kind: OutputKind, *, whole: bool, checks: bool) -> None:
+        """Take the outputs of training for this kind; `checks` says whether the first step is to check it."""
+        self.kind = kind
+        self.recent.kind, self.recent.whole = kind, whole
+        self.loss_scale.kind, self.loss_scale.checks = kind, checks
 
     def measure(self) -> Measurement:
         """Return the measured value on all gauges."""
@@ -159,7 +168,7 @@ class MeasuredBudget(BudgetController):
     def finish(self) -> Measurement:
         """Return towards the anchor until the measured value is within the budget, and measure once more."""
         nats, error = self.finish_runs().squeeze(1).tolist()
-        return Measurement(nats, error, *self._measured_on)
+        return Measurement(nats, error, *self._measured_on, ending=", ".join(self.endings))
 
     @torch.no_grad()
     def hold_by_estimate(self, measured: float) -> None:
@@ -342,15 +351,10 @@ class MeasuredBudget(BudgetController):
         """Warn, and measure no more, if the outputs changed before the first step of a task."""
         try:
             first = _agreed(self.gauges[0].measure(unwrapped(self.states.model), [0]).nats, self._device)
-        except MooringError:  # the outputs have another shape
-            first = math.inf
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
+        except MooringError as error:
+            if error.__cause__ is not None:  # the model does not take the data
                 raise
-            raise MooringError(
-                f"the model does not take the data or reference any more ({first_line(error)}): change its layers or "
-                "its dtype, as in model.to(dtype), before attach"
-            ) from error
+            first = math.inf  # the outputs have another shape
         if abs(first) <= max(NOISE, 0.1 * self.named) + 3 * self.noise:
             return
         changed = f"changed by {first:.2g} nats" if math.isfinite(first) else "changed"
@@ -399,6 +403,9 @@ class MeasuredBudget(BudgetController):
         self.distillation = Distillation(distilled) if distilled else None
         self.gauges = [gauge for name, gauge in gauges.items() if not name.startswith(DISTILLED)]
         self.past_references = len(distilled)
+        self.kind = None
+        for gauge in [gauge for gauge in (*self.gauges, *distilled) if gauge.loss is None][-1:]:
+            self.take_kind(gauge.kind, whole=gauge.whole, checks=False)
         self.load_state(state)
         self._hold_unmeasured_tasks()
         self.set_acts(not self.distils_all)

@@ -11,8 +11,9 @@ from torch._compile import _disable_dynamo
 
 from mooring.errors import MooringError
 from mooring.hold.measure import Gauge
-from mooring.observe.output_observer import ForwardHook, OutputObserver
+from mooring.observe.output_observer import ForwardHook, is_probing
 from mooring.reference.batches import Outputs, map_tensors, resident_bytes, tensors_in
+from mooring.reference.kinds import Classes, OutputKind
 from mooring.reference.preserve_model_state import Settings, is_preserved, read_settings
 
 KEPT_BATCHES = 16
@@ -29,7 +30,7 @@ class TrainingHook(ForwardHook):
 
     @_disable_dynamo  # torch.compiler.disable, without importing the compiler now
     def _call(self, *given: Any) -> None:
-        if not OutputObserver.probing and not is_preserved() and torch.is_grad_enabled():
+        if not is_probing() and not is_preserved() and torch.is_grad_enabled():
             super().__call__(*given)
 
 
@@ -41,11 +42,17 @@ class RecentInputs:
     memory if KEPT_BATCHES of them take more of a GPU than the batches of a gauge may. No saved state contains them.
 
     Args:
-        outputs: takes what the model returns and gives the tensor of its outputs; None is `find_outputs`.
+        outputs: takes what the model returns and gives its outputs; None is as their kind finds them.
+
+    Attributes:
+        kind: what the outputs are.
+        whole: whether the outputs of a sample depend on the others of its batch.
     """
 
     def __init__(self, outputs: Outputs | None = None) -> None:
         self.outputs = outputs
+        self.kind: OutputKind = Classes()
+        self.whole = False
         self._handle: Any = None
         self.clear()
 
@@ -85,15 +92,15 @@ class RecentInputs:
         """Return the kept inputs with what the model gives for them now; None if there are none, or it cannot."""
         if not self._batches:
             return None
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # inputs may still be on their way to the host
-        gauge = Gauge(list(self._batches), outputs=self.outputs)
+        gauge = Gauge(list(self._batches), outputs=self.outputs, kind=self.kind, whole=self.whole)
         gauge.settings = self._settings
         try:
             gauge.record(model)
         except torch.OutOfMemoryError:
             raise
-        except (MooringError, RuntimeError, TypeError, ValueError):  # it cannot repeat a pass, or gives no classes
+        except (MooringError, RuntimeError, TypeError, ValueError):  # it cannot repeat a pass, or gives other outputs
             return None
         return gauge
 

@@ -11,10 +11,12 @@ class Unmeasured:
     gauges: Sequence[Gauge] = ()
     history: Sequence[MeasuredPoint] = ()
     distillation = None
+    kind = None
     largest_scale: float | None = None
     stopped = False
     distils_all = False
     announces = False
+    rewritten = False
 
     def hook(self) -> None:
         """Observe nothing."""

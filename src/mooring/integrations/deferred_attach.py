@@ -9,7 +9,7 @@ from torch import nn
 
 from mooring.attachment import UnreadReference, attach
 from mooring.distributed.dtensor import gathered, rank
-from mooring.errors import MooringError, unknown, warn
+from mooring.errors import MooringError, UnheldWarning, unknown, warn
 from mooring.integrations.state_file import load, load_for, save
 from mooring.mooring import Mooring
 from mooring.rules import State
@@ -130,6 +130,21 @@ class MooringOwner:
         summary = self.moor.coverage().summary  # ranks with shards find it together
         if rank() == 0:
             print(f"mooring: {summary}", file=sys.stderr)
+
+    def warn_if_unfinished(self, what: str) -> None:
+        """Warn that a model is saved or used whose budget is exceeded, because `finish()` was not called.
+
+        Args:
+            what: what is done with the model, such as "saved".
+        """
+        if self._moor is None or not self._moor.exceeds_budget or rank():
+            return
+        last = self._moor.measured_history[-1]
+        warn(
+            f"the model is {what} with {last.nats:.3g} nats forgotten, and {last.named:g} are allowed, because its "
+            "task was not ended: call moor.finish() or consolidate() before",
+            UnheldWarning,
+        )
 
     def end_task(self) -> None:
         """Consolidate, and print on stderr what was forgotten, as `print_coverage` does, if that was measured.

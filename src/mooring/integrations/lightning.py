@@ -114,6 +114,16 @@ class MooringCallback(MooringOwner, Callback):
         """Keep a budget that is measured, while the model is still on its device."""
         if self.consolidate and self.moor.measures:
             self.moor.finish()
+        elif not self.consolidate:
+            self.warn_if_unfinished("kept")
+
+    def on_test_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Warn of a model whose budget is exceeded."""
+        self.warn_if_unfinished("tested")
+
+    def on_predict_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Warn of a model whose budget is exceeded."""
+        self.warn_if_unfinished("used")
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Consolidate; Lightning calls this after its last checkpoint, with the model back on the CPU."""

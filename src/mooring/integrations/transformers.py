@@ -117,6 +117,8 @@ class MooringCallback(MooringOwner, TrainerCallback):
         """Stage the state if the Trainer may save the model as the best so far."""
         if self._training and args.save_strategy == "best":
             self._stage(args, state)
+        if not self._training:
+            self.warn_if_unfinished("evaluated")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Move the staged state into the checkpoint that the Trainer has written."""
@@ -134,6 +136,8 @@ class MooringCallback(MooringOwner, TrainerCallback):
             self._resume_from(Path(state.best_model_checkpoint) / NAME)
         if self.consolidate:
             self.end_task()
+        else:
+            self.warn_if_unfinished("kept")
         if args.save_strategy != "no":
             self._write(args, _output(args))
             if args.should_save:

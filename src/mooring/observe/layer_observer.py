@@ -1,6 +1,7 @@
 """Observes the inputs of layers and the gradients of their outputs, for the Kronecker factors of their curvature."""
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from mooring.curvature.observed_factors import (
 from mooring.curvature.product_factors import factor_shapes, observe_products
 from mooring.distributed.dtensor import gathered_parameters, sharded, world_size
 from mooring.errors import MooringError
-from mooring.observe.output_observer import ForwardHook, OutputObserver, gradient_versions
+from mooring.observe.output_observer import ForwardHook, gradient_versions, is_probing
 from mooring.state.mooring_state import MooringState, is_one_graph
 
 
@@ -71,7 +72,7 @@ class LayerObserver:
 
     def after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
         """Register a hook on the output that computes the factors when its gradient arrives."""
-        if self.paused or OutputObserver.probing or not torch.is_grad_enabled() or not self.due:
+        if self.paused or is_probing() or not torch.is_grad_enabled() or not self.due:
             return
         if not any(p.requires_grad for p in self._layers.get(module, {}).values()):  # frozen since it was hooked
             return
@@ -82,9 +83,11 @@ class LayerObserver:
             return
         a = a.detach()
 
+        thread = get_ident()
+
         def on_gradient(b: Tensor) -> None:
             own = {name: p for name, p in self._layers.get(module, {}).items() if _accumulates(self._leaf(p))}
-            if own and not OutputObserver.probing:
+            if own and not is_probing(thread):
                 with torch.no_grad(), autocast_disabled():
                     observed = self._observe(module, own, a, b)
                 for name, p in own.items():

@@ -4,8 +4,10 @@ import dataclasses
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeGuard
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +99,16 @@ def class_dimension(outputs: Tensor) -> int:
         [1, 2, 1, 1]
     """
     return 2 if outputs.ndim == 3 else 1
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Return logits in float32, or in float64 if that is what they have.
+
+    Example:
+        >>> at_least_float32(torch.zeros(1, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def class_dimension_of_gradient(gradient: Tensor) -> int:
@@ -202,6 +214,34 @@ class ForwardHook:
         return ForwardHook, ()
 
 
+_probing: dict[int, int] = {}
+"""How many contexts of `probing` each thread is in."""
+
+
+@contextmanager
+def probing() -> Iterator[None]:
+    """Mark the passes of this thread as no part of training, so that observers of models do not count them."""
+    thread = get_ident()
+    _probing[thread] = _probing.get(thread, 0) + 1
+    try:
+        yield
+    finally:
+        _probing[thread] -= 1
+        if not _probing[thread]:
+            del _probing[thread]
+
+
+def is_probing(thread: int | None = None) -> bool:
+    """Return whether a thread, by default this one, takes passes that are no part of training.
+
+    Example:
+        >>> with probing():
+        ...     is_probing()
+        True
+    """
+    return (get_ident() if thread is None else thread) in _probing
+
+
 class OutputObserver:
     """A forward hook on the model that counts samples and computes the probe's gradient.
 
@@ -217,15 +257,12 @@ class OutputObserver:
         outputs: takes what the model returns and gives the tensor of outputs; None is `find_outputs`.
     """
 
-    probing: ClassVar[bool] = False
-    """Whether a probe's gradient is being taken, which is not the backward pass of a loss."""
-
     def __init__(
         self,
         model: nn.Module,
         importance: Importance,
         states: MooringState,
-        outputs: Callable[[Any], Tensor] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
     ) -> None:
         self.importance, self.states, self.paused = importance, states, False
         self.find_outputs = outputs or find_outputs
@@ -270,7 +307,7 @@ class OutputObserver:
     def after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], returned: Any) -> None:
         """Observe the outputs, and count them once a backward pass goes through them to the parameters."""
         inside_torch_func = torch._C._functorch.peek_interpreter_stack() is not None
-        paused = self.paused or OutputObserver.probing or not self.states.reads_outputs
+        paused = self.paused or is_probing() or not self.states.reads_outputs
         if paused or not torch.is_grad_enabled() or inside_torch_func:
             return
         tensors = _differentiable_tensors(returned, set())
@@ -281,13 +318,15 @@ class OutputObserver:
         else:
             pending = [self._observe(outputs)]
 
+        thread = get_ident()  # hooks of a GPU's tensors run in another one
+
         def on_gradient(gradient: Tensor) -> None:
-            if pending and not OutputObserver.probing:
+            if pending and not is_probing(thread):
                 self._await_backward()
                 self._arriving.append(pending)
 
         def count(gradient: Tensor) -> None:
-            if pending and not OutputObserver.probing:
+            if pending and not is_probing(thread):
                 pending[0].counted = count_trained(gradient.detach(), self._class_dimension(gradient.detach()))
 
         if outputs is not None and self.importance.watches == "samples":
@@ -316,6 +355,8 @@ class OutputObserver:
             if self.importance.watches == "samples" and countable:
                 return None
             raise MooringError(f"{error}; or use an importance that reads no outputs, such as EWC()") from None
+        if not isinstance(outputs, Tensor) and self.importance.watches == "samples" and countable:
+            return None  # a detector's dictionary, say
         if not isinstance(outputs, Tensor) or outputs.ndim == 0:
             raise MooringError("outputs= must give a tensor whose first dimension is the samples")
         return outputs
@@ -352,10 +393,10 @@ class OutputObserver:
         parameters = [p for p in parameters if p in gathered or not sharded(p)]
         precise = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
         inputs = [gathered.get(p, p) for p in parameters]
-        OutputObserver.probing = True
         try:
-            scalar = self.importance.probe(precise, self._generator(outputs.device))
-            gradients = torch.autograd.grad(scalar, inputs, retain_graph=True, allow_unused=True)
+            with probing():
+                scalar = self.importance.probe(precise, self._generator(outputs.device))
+                gradients = torch.autograd.grad(scalar, inputs, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             if "checkpoint" in str(error).lower():
                 raise MooringError(
@@ -363,8 +404,6 @@ class OutputObserver:
                     "use_reentrant=False"
                 ) from error
             raise
-        finally:
-            OutputObserver.probing = False
         pairs = zip(parameters, gradients, strict=True)
         return Observation(samples, {p: gradient for p, gradient in pairs if gradient is not None})
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mooring.errors import MooringError, check_whole, first_line
-from mooring.observe.output_observer import find_outputs
+from mooring.observe.output_observer import class_dimension, find_outputs
 
 Data = Iterable[Any] | Callable[[nn.Module], Any]
 """Batches, or a function from the model to a batch, such as sequences that the model generates."""
@@ -167,8 +167,8 @@ def resident_bytes(device: torch.device) -> float:
     return RESIDENT_PART * torch.cuda.get_device_properties(device).total_memory
 
 
-def split_reference(batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the batches of the gauge and the others; a few batches are split by their rows.
+def split_reference(batches: Sequence[Any], *, whole: bool = False) -> tuple[list[Any], list[Any]]:
+    """Return the batches of the gauge and the others; a few batches are split by their rows, unless they are `whole`.
 
     Both have all of the reference if it is too small, or has batches without rows.
 
@@ -179,7 +179,7 @@ def split_reference(batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """
     if len(batches) >= MIN_BATCHES:
         return split_batches(batches)
-    counts = [samples_of(batch) for batch in batches]
+    counts = [0 if whole else samples_of(batch) for batch in batches]
     if min(counts, default=0) < EVERY or sum(counts) < EVERY * MIN_ROWS:
         return list(batches), list(batches)
     rows = [torch.arange(count) for count in counts]
@@ -252,13 +252,15 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         >>> cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
         tensor(0.6931)
     """
-    if logits.ndim > 3:
-        return functional.cross_entropy(logits, labels)
-    if labels.is_floating_point():
+    if labels.is_floating_point() and not (labels.shape == logits.shape and sums_to_one(labels)):
         raise MooringError(
             f"labels of shape {tuple(labels.shape)} and {labels.dtype} are not class indices: for the cross entropy "
             f"give integers, or inputs alone; for another loss {LOSS_HINT}"
         )
+    if labels.is_floating_point():  # probabilities of classes
+        logits, labels = (t.movedim(class_dimension(logits), 1) for t in (logits, labels))
+    if logits.ndim > 3 or labels.is_floating_point():
+        return functional.cross_entropy(logits, labels)
     return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
@@ -272,6 +274,55 @@ def is_pair(batch: Any) -> bool:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         return False
     return isinstance(batch[0], Tensor | Mapping) and isinstance(batch[1], Tensor)
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return the inputs of a batch: those of (inputs, labels) or (inputs,), or the batch itself.
+
+    Example:
+        >>> inputs_of((torch.ones(2), torch.zeros(2)))
+        tensor([1., 1.])
+    """
+    return batch[0] if is_pair(batch) or (isinstance(batch, tuple | list) and len(batch) == 1) else batch
+
+
+def find_labels(batch: Any) -> Any:
+    """Return the labels of a batch: those of (inputs, labels), or what a mapping calls so; None if there are none.
+
+    Example:
+        >>> find_labels((torch.ones(2), torch.zeros(2))), find_labels(torch.ones(2))
+        (tensor([0., 0.]), None)
+    """
+    return batch.get("labels") if isinstance(batch, Mapping) else batch[1] if is_pair(batch) else None
+
+
+def sums_to_one(labels: Tensor) -> bool:
+    """Return whether labels are probabilities of several classes, such as those of mixed or smoothed labels.
+
+    Example:
+        >>> sums_to_one(torch.tensor([[0.3, 0.7]])), sums_to_one(torch.tensor([[1.0]]))
+        (True, False)
+    """
+    if labels.ndim < 2 or labels.shape[class_dimension(labels)] < 2 or bool((labels < 0).any()):
+        return False
+    sums = labels.float().sum(class_dimension(labels))
+    return bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all())
+
+
+def outputs_on(model: nn.Module, batch: Any, find: Callable[[Any], Any]) -> Any:
+    """Return the model's outputs on the inputs of a batch, which is on its device.
+
+    Example:
+        >>> outputs_on(nn.Identity(), (torch.ones(2), torch.zeros(2)), lambda returned: returned)
+        tensor([1., 1.])
+    """
+    inputs = inputs_of(batch)
+    if not isinstance(inputs, Tensor | Mapping):
+        raise MooringError(
+            f"a batch of type {type(batch).__name__} cannot be measured: give (inputs, labels), inputs alone, or a "
+            "loss(model, batch)"
+        )
+    return find(model(**inputs) if isinstance(inputs, Mapping) else model(inputs))
 
 
 def returned_loss(returned: Any) -> Tensor | None:

@@ -17,6 +17,7 @@ from mooring.errors import MooringError, NonFiniteError
 from mooring.observe.layer_observer import LayerObserver
 from mooring.observe.output_observer import OutputObserver
 from mooring.reference.batches import LEAVE_OUT, LOSS_HINT, Data, Loss, Outputs, name_batch, scalar_loss
+from mooring.reference.kinds import OutputKind
 from mooring.reference.preserve_model_state import preserve_model_state, preserve_other_gradients
 from mooring.reference.rank_shares import RankShare, combine_ranks, gather_objects, stop_together
 from mooring.reference.reference_labels import default_loss_in_one_pass
@@ -70,6 +71,7 @@ def estimate(
     batches: int | None,
     outputs: Outputs | None,
     show: bool | None,
+    kind: OutputKind | None = None,
     number_of: Sequence[int] = (),
 ) -> None:
     """Replace `current` by the importance on data at the present parameters.
@@ -85,11 +87,10 @@ def estimate(
         batches: the largest number of batches to read; None reads all of an iterable.
         outputs: takes what the model returns and gives the tensor of its outputs.
         show: whether to show a progress bar; None shows it only on a terminal.
+        kind: what the outputs are; None is classes.
         number_of: the number of each batch in what the user gave, for error messages; by default its position.
     """
     check_estimable(states.importance)
-    if meta := [states.names[p] for p in states.trained() if p.is_meta]:
-        raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     check_memory(states)
     model, optimizer, importance = states.model, states.optimizer, states.importance.averaged()
     share, count, losses = RankShare(model), 0, dict[int, Tensor]()
@@ -110,7 +111,7 @@ def estimate(
                     given = number_of[estimated.steps] if number_of else estimated.steps
                     with name_batch(given, loss):
                         if loss is None:
-                            value = default_loss_in_one_pass(model, batch, estimated.steps, outputs)
+                            value = default_loss_in_one_pass(model, batch, estimated.steps, outputs, kind)
                         else:
                             value = scalar_loss(loss, model, batch, outputs)
                     losses[given] = value.detach()
@@ -260,10 +261,14 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def check_memory(states: MooringState) -> None:
-    """Refuse an estimate that does not fit into memory, before anything is read; every rank must call this.
+    """Refuse parameters without values, and an estimate that does not fit into memory, before anything is read.
+
+    Every rank must call this.
 
     GPUs differ in free memory. If one rank refused alone, the others would wait for it to read its share.
     """
+    if meta := [states.names[p] for p in states.trained() if p.is_meta]:
+        raise MooringError(f"{meta[0]!r} is on the meta device and has no values: load the model's weights first")
     error: MooringError | None = None
     for device, needed in estimated_bytes(states).items():
         if (free := free_bytes(device)) is not None and needed > free:

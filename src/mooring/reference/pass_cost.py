@@ -66,7 +66,7 @@ def mostly_frozen(model: nn.Module) -> bool:
     return 2 * sum(size for size, trained in sizes if trained) < sum(size for size, _ in sizes)
 
 
-def distillation_schedule(model: nn.Module, batches: Sequence[Any]) -> tuple[list[Any], int]:
+def distillation_schedule(model: nn.Module, batches: Sequence[Any], *, whole: bool = False) -> tuple[list[Any], int]:
     """Return parts of batches, and after how many steps the next part is distilled.
 
     Batches that cannot be split are distilled whole, in fewer steps.
@@ -74,6 +74,7 @@ def distillation_schedule(model: nn.Module, batches: Sequence[Any]) -> tuple[lis
     Args:
         model: the model.
         batches: batches of the reference.
+        whole: whether no batch can be split.
 
     Example:
         >>> import torch
@@ -86,7 +87,7 @@ def distillation_schedule(model: nn.Module, batches: Sequence[Any]) -> tuple[lis
     cost = DISTILLATION_OF_ADAPTERS if mostly_frozen(model) else DISTILLATION
     parts, largest = [], 0.0
     for batch in batches:
-        count = samples_of(batch)
+        count = 0 if whole else samples_of(batch)
         size = cost.part_size(count) if count else 0
         parts += [rows_of(batch, slice(start, start + size)) for start in range(0, count, size)] if size else [batch]
         largest = max(largest, size / count if size else 1.0)

@@ -4,10 +4,15 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from mooring.backends.eager import autocast_disabled
+from mooring.distributed.dtensor import reshard
+from mooring.observe.output_observer import probing
 
 OF_TORCH = nn.Module().__dict__.keys() - {"training"}
 """The attributes of every module, such as its parameters and hooks."""
@@ -21,19 +26,19 @@ Settings = dict[str, dict[str, Any]]
 PLAIN = (bool, int, float, str, type(None))
 
 
-_preserved = 0
-"""How many of these contexts are entered."""
+_preserved: dict[int, int] = {}
+"""How many of these contexts each thread is in."""
 
 
 def is_preserved() -> bool:
-    """Return whether a model's state is preserved now, so that a pass is no part of training.
+    """Return whether this thread preserves a model's state now, so that a pass is no part of training.
 
     Example:
         >>> with preserve_model_state(nn.Linear(1, 1)):
         ...     is_preserved()
         True
     """
-    return _preserved > 0
+    return _preserved.get(get_ident(), 0) > 0
 
 
 @contextmanager
@@ -62,16 +67,16 @@ def preserve_model_state(model: nn.Module) -> Iterator[None]:
     random_state = random.getstate()
     numpy = sys.modules.get("numpy")  # data loading may use its random state
     numpy_state = numpy.random.get_state() if numpy else None
-    global _preserved
+    thread = get_ident()
     with torch.random.fork_rng(devices), without_caches(modules):
         model.eval()
         for p, _ in gradients:
             p.grad = None
-        _preserved += 1
+        _preserved[thread] = _preserved.get(thread, 0) + 1
         try:
             yield
         finally:
-            _preserved -= 1
+            _preserved[thread] -= 1
             random.setstate(random_state)
             if numpy:
                 numpy.random.set_state(numpy_state)
@@ -179,7 +184,7 @@ def read_settings(model: nn.Module) -> Settings:
 @contextmanager
 def applied_settings(modules: Mapping[str, nn.Module], settings: Settings) -> Iterator[None]:
     """Give the modules of a model, by name, these settings, and restore their own after."""
-    present = {name: _plain_attributes(modules[name]) for name in settings if name in modules}
+    present = {name: _values(modules[name], settings[name]) for name in settings if name in modules}
     for name in present:
         modules[name].__dict__.update(settings[name])
     try:
@@ -187,8 +192,96 @@ def applied_settings(modules: Mapping[str, nn.Module], settings: Settings) -> It
     finally:
         for name, attributes in present.items():
             modules[name].__dict__.update(attributes)
+            for missing in settings[name].keys() - attributes.keys():
+                modules[name].__dict__.pop(missing, None)
+
+
+def _values(module: nn.Module, names: Iterable[str]) -> dict[str, Any]:
+    """Return the present values of attributes, such as a hidden state in the place of a None."""
+    return {name: module.__dict__[name] for name in names if name in module.__dict__}
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     attributes = module.__dict__.items()
     return {name: v for name, v in attributes if isinstance(v, PLAIN) and name != "training" and name[:1] != "_"}
+
+
+@contextmanager
+def passive(model: nn.Module, settings: Settings | None) -> Iterator[None]:
+    """Put a model into eval mode, with these settings, for passes that are no part of training; restore both.
+
+    Parameters that a pass left gathered are sharded again, because the next pass would not see that shards moved. The
+    modules are listed once, and their modes are written as they are stored: there may be a thousand, in every step.
+    """
+    modules = dict(model.named_modules())
+    training = [module.__dict__ for module in modules.values() if module.training]
+    for attributes in training:
+        attributes["training"] = False
+    recurrent = _trained_without_dropout(modules.values()) if torch.is_grad_enabled() else []
+    try:
+        with (
+            probing(),
+            autocast_disabled(),
+            without_caches(modules.values()),
+            applied_settings(modules, settings or {}),
+        ):
+            yield
+    finally:
+        reshard(modules.values())
+        for attributes, own in recurrent:
+            attributes.update(own)
+        for attributes in training:
+            attributes["training"] = True
+
+
+def _trained_without_dropout(modules: Iterable[nn.Module]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Put recurrent layers into training mode without dropout, and return their attributes and what these were.
+
+    cuDNN computes gradients of recurrent layers in training mode only.
+    """
+    changed = [(module.__dict__, module.__dict__["dropout"]) for module in modules if isinstance(module, nn.RNNBase)]
+    for attributes, _ in changed:
+        attributes.update(training=True, dropout=0.0)
+    return [(attributes, {"training": False, "dropout": dropout}) for attributes, dropout in changed]
+
+
+def state_of_passes(model: nn.Module) -> str:
+    """Return the name of a tensor that a model keeps in an attribute, such as a hidden state; empty if there is none.
+
+    Example:
+        >>> model = nn.Linear(1, 1)
+        >>> model.hidden = torch.zeros(1)
+        >>> state_of_passes(model)
+        'hidden'
+    """
+    for prefix, module in model.named_modules():
+        for name, value in _bindings(module).items():
+            parts = value if isinstance(value, tuple | list) else [value]
+            if any(isinstance(part, Tensor) and part.numel() for part in parts):
+                return f"{prefix}.{name}" if prefix else name
+    return ""
+
+
+def traces_of(model: nn.Module) -> list[Any]:
+    """Return what a pass through a model would change besides its parameters, in a form that can be compared.
+
+    Example:
+        >>> model = nn.BatchNorm1d(2)
+        >>> before = traces_of(model)
+        >>> traces_of(model) == before
+        True
+        >>> _ = model(torch.ones(3, 2))  # in training mode
+        >>> traces_of(model) == before
+        False
+    """
+    traces: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        traces.append(torch.cuda.get_rng_state(device).tolist())
+    for module in model.modules():
+        buffers = [(id(b), b._version) for b in module._buffers.values() if b is not None]
+        values = _bindings(module).values()
+        tensors = [(id(t), t._version) for t in values if isinstance(t, Tensor)]
+        containers = [[id(item) for item in content] for content in _containers(module)]
+        traces.append((buffers, [id(v) for v in values], tensors, containers))
+    return traces

@@ -14,6 +14,8 @@ from mooring.distributed.collectives import all_reduce_many
 from mooring.distributed.dtensor import is_fully_sharded, mesh_of, one_process, rank, world_size
 from mooring.errors import MooringError
 from mooring.reference.batches import Data, device_of, iter_batches, to_device
+from mooring.reference.preserve_model_state import preserve_model_state
+from mooring.reference.reading import own_memory, spread, warn_of_order
 from mooring.state.mooring_state import MooringState
 from mooring.state.parameter_state import ParameterState
 
@@ -90,6 +92,21 @@ class RankShare:
         missing = object()
         rounds = zip_longest(*shares, fillvalue=missing)
         return [to_device(batch, device) for share in rounds for batch in share if batch is not missing]
+
+
+def read_batches(model: nn.Module, data: Data, batches: int | None) -> list[Any]:
+    """Read data, or call a function that makes it, and return the batches; the model does not change.
+
+    On several ranks each reads its share, and all get the batches of all, in the order in which one process reads them.
+    """
+    share = RankShare(model)
+    with preserve_model_state(model), share.computing(data):
+        source = spread(data, batches)
+        own = [own_memory(batch, data) for batch in share.read(source, batches)]
+    read = share.gather(own)
+    if source is data and not isinstance(data, list | tuple):
+        warn_of_order(read, batches)
+    return read
 
 
 def stop_together(error: Exception | None, failed: str = "could not use its share of the data") -> None:

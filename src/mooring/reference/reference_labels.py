@@ -1,7 +1,7 @@
 """Labels of reference batches: drawn from the model's prediction if there are none, and shifted where a model does."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,15 @@ from mooring.reference.batches import (
     device_of,
     is_pair,
     is_row,
+    outputs_on,
     returned_loss,
     scalar_loss,
+    tensors_in,
     to_device,
 )
+from mooring.reference.kinds import Classes, OutputKind
+from mooring.reference.kinds.classes import draw_classes
+from mooring.reference.preserve_model_state import preserve_model_state
 
 IGNORED_LABEL = -100
 """The label that a cross entropy leaves out."""
@@ -79,11 +84,7 @@ def prepare_labels(model: nn.Module, batch: Any, seed: int, outputs: Outputs | N
 
 def _check_batch(model: nn.Module, batch: Any, seed: int) -> None:
     """Refuse rows of a dataset, and warn if a masked language model is to predict the very tokens that it is given."""
-    if is_row(batch):
-        raise MooringError(
-            f"the data or reference has rows with {', '.join(map(str, batch))}, not batches of tensors: give a "
-            "DataLoader(rows, batch_size=..., collate_fn=...) that makes batches as in training"
-        )
+    refuse_rows(batch)
     base: Any = getattr(model, "get_base_model", lambda: getattr(model, "_orig_mod", model))()
     if seed or not type(base).__name__.endswith("ForMaskedLM"):
         return
@@ -92,6 +93,15 @@ def _check_batch(model: nn.Module, batch: Any, seed: int) -> None:
         warn(
             "the labels of the data or reference equal its inputs, which a masked language model only has to copy: "
             "mask tokens of the inputs, and give -100 as the label of the others, as in training"
+        )
+
+
+def refuse_rows(batch: Any) -> None:
+    """Refuse a row of a dataset in the place of a batch."""
+    if is_row(batch):
+        raise MooringError(
+            f"the data or reference has rows with {', '.join(map(str, batch))}, not batches of tensors: give a "
+            "DataLoader(rows, batch_size=..., collate_fn=...) that makes batches as in training"
         )
 
 
@@ -127,14 +137,24 @@ def name_of_inputs(model: nn.Module) -> str | None:
     return name_of_inputs(inner) if isinstance(inner, nn.Module) else None
 
 
-def default_loss_in_one_pass(model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None) -> Tensor:
+def default_loss_in_one_pass(
+    model: nn.Module, batch: Any, seed: int, outputs: Outputs | None = None, kind: OutputKind | None = None
+) -> Tensor:
     """Compute the mean default loss of a batch, with the labels of `prepare_labels`, in a single forward pass.
+
+    Of other outputs than classes it is the loss of targets that are drawn from the model's prediction.
 
     Example:
         >>> default_loss_in_one_pass(nn.Identity(), torch.tensor([[0.0, 99.0], [99.0, 0.0]]), seed=0)
         tensor(0.)
     """
     _check_batch(model, batch, seed)
+    if kind is not None and not isinstance(kind, Classes):
+        device = device_of(model)
+        predicted = outputs_on(model, to_device(batch, device), outputs or kind.find)
+        return kind.drawn_loss(predicted, torch.Generator(device).manual_seed(seed))
+    if isinstance(kind, Classes) and kind.dimension is not None:
+        outputs = partial(_in_usual_order, kind, outputs or find_outputs)
     if seed == 0:
         outputs = partial(_checked_logits, outputs or find_outputs)
     if (inputs := _unlabelled(batch)) is None:
@@ -144,6 +164,12 @@ def default_loss_in_one_pass(model: nn.Module, batch: Any, seed: int, outputs: O
     if labelled is None:
         return scalar_loss(lambda *_: returned, model, batch)
     return cross_entropy(returned, labelled[1])
+
+
+def _in_usual_order(kind: Classes, outputs: Outputs, returned: Any) -> Tensor:
+    """Return logits with the classes in the dimension where `cross_entropy` expects them."""
+    logits = outputs(returned)
+    return logits.movedim(kind.dimension or 0, class_dimension(logits))
 
 
 def _checked_logits(outputs: Outputs, returned: Any) -> Tensor:
@@ -194,17 +220,6 @@ def _predict(
     return logits, (batch, _draw_labels(logits.detach(), inputs, seed))
 
 
-def _draw_classes(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw a class for each row of logits, as `torch.multinomial` does, without its checks, for which the host waits.
-
-    Example:
-        >>> _draw_classes(torch.tensor([[0.0, 99.0], [99.0, 0.0]]), torch.Generator())
-        tensor([1, 0])
-    """
-    probabilities = logits.float().softmax(-1).nan_to_num_(nan=1.0)
-    return probabilities.div_(torch.empty_like(probabilities).exponential_(generator=generator)).argmax(-1)
-
-
 def _draw_labels(logits: Tensor, inputs: Any, seed: int) -> Tensor:
     """Draw a label for each prediction, and -100 for padding."""
     if logits.ndim not in (2, 3):
@@ -216,8 +231,41 @@ def _draw_labels(logits: Tensor, inputs: Any, seed: int) -> Tensor:
         raise MooringError(f"cannot draw labels from a single output, which has no classes: {LOSS_HINT}")
     rows, generator = logits.flatten(0, -2), torch.Generator(logits.device).manual_seed(seed)
     parts = torch.split(rows, max(1, MAX_PROBABILITIES // rows.shape[-1]))
-    labels = torch.cat([_draw_classes(part, generator) for part in parts]).view(logits.shape[:-1])
+    labels = torch.cat([draw_classes(part, generator) for part in parts]).view(logits.shape[:-1])
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     if isinstance(mask, Tensor) and mask.shape == labels.shape:
         labels = labels.masked_fill(mask == 0, IGNORED_LABEL)
     return labels
+
+
+def without_labels(batch: Any) -> Any:
+    """Return a batch without the labels of a mapping.
+
+    Example:
+        >>> without_labels({"x": 1, "labels": 2})
+        {'x': 1}
+    """
+    if not isinstance(batch, Mapping):
+        return batch
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+@torch.no_grad()
+def ignores_labels(model: nn.Module, batch: Any, find: Callable[[Any], Any]) -> bool:
+    """Return whether a mapping's labels change nothing but the loss; decoders of some models read them.
+
+    A fused loss returns no outputs where there are labels.
+    """
+    if not isinstance(batch, Mapping) or "labels" not in batch:
+        return False
+    with preserve_model_state(model):
+        try:
+            outputs = outputs_on(model, without_labels(batch), find)
+        except Exception:  # whatever a model raises that needs its labels
+            return False
+        try:
+            expected = outputs_on(model, batch, find)
+        except MooringError:
+            return True
+    pairs = zip(tensors_in(outputs), tensors_in(expected), strict=True)
+    return all(torch.equal(*pair) for pair in pairs)

@@ -174,6 +174,7 @@ def choose_rules(
     *,
     reference: bool = False,
     adapted: bool = False,
+    lean: bool = False,
 ) -> Rules:
     """Return the rules that the options of `mooring.attach` stand for; None stands for the default.
 
@@ -185,6 +186,7 @@ def choose_rules(
         adapters: how low-rank adapters are held.
         reference: whether there is a reference, which makes a budget the default.
         adapted: whether the model trains low-rank adapters, which makes that budget smaller.
+        lean: whether training accumulates no importance, which a budget does not read.
 
     Example:
         >>> choose_rules(reference=True).importance
@@ -194,7 +196,7 @@ def choose_rules(
     named = frozenset(name for name, value in options.items() if value is not None)
     if pull is None:
         nats = DEFAULT_PRODUCT_NATS if adapted and adapters != "parameters" else DEFAULT_NATS
-        pull = Budget(nats) if reference else Interpolation()
+        pull = Budget(nats) if reference or lean else Interpolation()
     is_budget = isinstance(pull, Budget)
     default = EWC(decay=None, per_sample=True) if is_budget else EWC()
     importance = default if importance is None else resolve(importance)

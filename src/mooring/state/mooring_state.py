@@ -389,7 +389,7 @@ class MooringState:
         self.consolidated = {name: name in recorded for name in self.names.values()}
 
     def _move_idle_anchors(self) -> None:
-        """anchor <- theta without counting a task; warn of parameters that moved without a step."""
+        """anchor <- theta without counting a task; warn, and name parameters that moved without a step."""
         self.refresh()
         if not self.tasks:
             warn(
@@ -403,6 +403,11 @@ class MooringState:
             warn(
                 f"{first_and_count(moved)} moved since the last task and this Mooring saw no step: nothing was "
                 "protected, and no task is counted. If the optimizer is a new one, call moor.rebind(optimizer)",
+            )
+        elif self.tasks:
+            warn(
+                "consolidate() saw no step since the last task, so it has no effect and no task is counted: train "
+                "before it, and call moor.rebind(optimizer) if the optimizer is a new one"
             )
         move_anchors(self.records.values())
 

@@ -122,6 +122,14 @@ def vectors(task: int, count: int) -> list[Batch]:
     return [(x, torch.randint(CLASSES, (2 * ROWS,), generator=g)) for x in xs]
 
 
+def tags(task: int, count: int) -> list[Batch]:
+    return [(x, functional.one_hot((y + task) % CLASSES, CLASSES).to(FLOAT)) for x, y in vectors(task, count)]
+
+
+def measurements(task: int, count: int) -> list[Batch]:
+    return [(x, (x[:, :CLASSES] + task).sin()) for x, _ in vectors(task, count)]
+
+
 # Models of transformers
 
 TEXT = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -345,6 +353,31 @@ class Tempered(nn.Module):
         return self.body(x) * self.temperature.exp()
 
 
+class UnitVectors(nn.Module):
+    """A network whose outputs are vectors of norm 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.normalize(self.body(x), dim=1)
+
+
+def tag_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(model(batch[0]), batch[1])
+
+
+def squared_error(model: nn.Module, batch: Batch) -> Tensor:
+    return functional.mse_loss(model(batch[0]), batch[1])
+
+
+def distance(model: nn.Module, batch: Batch) -> Tensor:
+    """Return how far embeddings are from those of their group, which are fixed."""
+    groups = torch.eye(CLASSES, dtype=batch[0].dtype)
+    return (model(batch[0]) - groups[batch[1]]).square().sum(1).mean()
+
+
 class Gan(nn.Module):
     """A generator and a discriminator, each trained by its own optimizer."""
 
@@ -407,6 +440,9 @@ MODELS: Sequence[ZooModel] = (
     entry("efficientnet", efficientnet, images, ROWS),
     entry("segmentation", segmentation, label_maps, ROWS * SIZE**2),
     entry("gan", Gan, vectors, 2 * ROWS, 4 * ROWS, loss=gan_loss, parts=("generator", "discriminator")),
+    entry("tags", mlp, tags, 2 * ROWS, loss=tag_loss),
+    entry("regression", mlp, measurements, 2 * ROWS, loss=squared_error),
+    entry("embedding", UnitVectors, vectors, 2 * ROWS, loss=distance, outputs=lambda z: z[:, :2]),  # not of norm 1
     entry("shared weights", shared, vectors, 2 * ROWS),
     entry("weight norm", lambda: mlp(wrap=parametrizations.weight_norm), vectors, 2 * ROWS),
     entry("spectral norm", lambda: mlp(wrap=parametrizations.spectral_norm), vectors, 2 * ROWS, splits=False),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mooring.reference.divergence import StoredPredictions, rows_of_logits
+from mooring.reference.kinds import Classes
 from mooring.reference.mixtures import draw_mixture
 from mooring_lab.fleet.data import TrainingData
 from mooring_lab.fleet.evaluation import PIXELS_PER_BATCH
@@ -80,7 +80,7 @@ class KeptSamples:
     def record(self, stack: Stack) -> None:
         """Store what the runs predict now."""
         outputs = self.data.stream.grown_outputs(len(self.sizes) - 1)
-        parts = [rows_of_logits(self._logits(stack, part, outputs)).log_softmax(-1) for part in self._passes(stack)]
+        parts = [Classes().rows(self._logits(stack, part, outputs)).log_softmax(-1) for part in self._passes(stack)]
         self.log_probabilities = torch.cat([part.view(len(stack), -1, part.shape[-1]) for part in parts], 1)
 
     def divergence(self, stack: Stack, entries: Tensor) -> Tensor:
@@ -90,9 +90,9 @@ class KeptSamples:
             stack: the runs.
             entries: their numbers, int64 of shape (entries,).
         """
-        stored = StoredPredictions(self.log_probabilities.index_select(1, entries).flatten(0, 1))
+        stored = self.log_probabilities.index_select(1, entries).flatten(0, 1)
         logits = self._logits(stack, entries, self.log_probabilities.shape[-1])
-        return stored.divergence(logits).view(len(stack), -1)
+        return Classes().divergence((stored,), logits).view(len(stack), -1)
 
     @torch.no_grad()
     def task_means(self, stack: Stack) -> Tensor:

@@ -13,7 +13,7 @@ from mooring.hold.distil import WeightedDistillation, distilled_parts, mixture_r
 from mooring.hold.recent_inputs import KEPT_BATCHES
 from mooring.hold.repair import RepairPlan, Sides, part_of_batch
 from mooring.reference.batches import split_reference
-from mooring.reference.divergence import StoredPredictions
+from mooring.reference.kinds import Classes
 from mooring.rules import Budget
 from mooring.rules.pull import per_run
 from mooring_lab.fleet.learner_plugin import EpochPlan, LearnerPlugin, PluginState, Step, Tensors
@@ -140,7 +140,7 @@ class ReferencePlugin(LearnerPlugin):
         parts = [part[index] for index in range(max(map(len, splits))) for part in splits if index < len(part)]
         with torch.no_grad():
             logits = (fleet.passes.losses(part, task, evaluate=True)[0].flatten(0, 1) for part in parts)
-            targets = [StoredPredictions.of(part) for part in logits]
+            targets = [Classes().store(part) for part in logits]
         tasks, runs = self.distilled.batches, len(fleet.specs)
         old = sum(len(ranges[0]) for ranges in tasks) / len(tasks)
         batches = max(1, round(parts[0].shape[1] / old))
@@ -149,7 +149,7 @@ class ReferencePlugin(LearnerPlugin):
             with torch.enable_grad(), fleet.groups.unobserved():
                 new = parts[step % len(parts)]
                 outputs = fleet.passes.losses(new, task, evaluate=True)[0].flatten(0, 1)
-                value = targets[step % len(parts)].divergence(outputs).view(runs, -1).double().mean(1)
+                value = Classes().divergence(targets[step % len(parts)], outputs).view(runs, -1).double().mean(1)
                 for index in range(step * batches, (step + 1) * batches):
                     turn, number = divmod(index, len(tasks))
                     entries = torch.tensor([*tasks[number][turn % len(tasks[number])]], device=fleet.device)
