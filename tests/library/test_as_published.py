@@ -45,8 +45,8 @@ class AuthorsByHand:
             self.path[name] = 0.8 * rise + 0.2 * self.path[name]
             self.fisher[name] = 0.8 * (p.grad * p) ** 2 + 0.2 * self.fisher[name]
             if self.tasks:
-                now, past = self.score(name).sqrt(), self.previous[name].sqrt()
-                kept = now / (now + past + 1e-20)
+                current, previous = self.score(name).sqrt(), self.previous[name].sqrt()
+                kept = current / (current + previous + 1e-20)
                 p.copy_(kept * p + (1 - kept) * self.anchor[name])
 
     def consolidate(self) -> None:

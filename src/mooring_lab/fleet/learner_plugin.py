@@ -49,6 +49,7 @@ class Step:
         gradients: of the task's loss; importances read them.
         added: what the optimizer gets beside the gradients.
         probes: the gradients of the plugins' own functions of the outputs.
+        penalized: the gradients with those of penalties, for plugins that read them after the optimizer's step.
     """
 
     indices: Tensor
@@ -59,14 +60,15 @@ class Step:
     gradients: Tensors = field(default_factory=dict)
     added: Tensors = field(default_factory=dict)
     probes: Tensors = field(default_factory=dict)
+    penalized: Tensors = field(default_factory=dict)
 
     def select(self, runs: Tensor) -> None:
         """Keep these runs, bool of shape (runs,)."""
         self.indices, self.logits, self.losses = self.indices[runs], self.logits[runs], self.losses[runs]
         self.replayed = None if self.replayed is None else self.replayed[runs]
-        self.gradients, self.added, self.probes = (
+        self.gradients, self.added, self.probes, self.penalized = (
             {name: tensor[runs] for name, tensor in tensors.items()}
-            for tensors in (self.gradients, self.added, self.probes)
+            for tensors in (self.gradients, self.added, self.probes, self.penalized)
         )
 
 

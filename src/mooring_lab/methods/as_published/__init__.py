@@ -1,0 +1,105 @@
+"""Methods as the paper's public code defines them, where it differs from the equations.
+
+The code is https://github.com/EkdeepSLubana/QRforgetting, commit 317fd2d (MIT). What differs: the penalty has no 1/2,
+and scores read the gradient with the penalty's; SI and RWalk have a path of their own (`mooring.SI`); MAS adds the
+gradient of a second pass to the task's; the explicit step returns weights that never mattered; replay has heads, steps
+and a memory of its own (`slot_memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import mooring
+from mooring_lab.methods.strengths import DIGITS_STRENGTHS, SAMPLES
+from mooring_lab.model.method import Method, PluginOptions, ReplayOptions
+
+if TYPE_CHECKING:
+    from mooring.rules import Importance, Interpolation, Penalty
+    from mooring.rules.pull import Number
+
+DAMPING = 1e-10
+SLOT_MEMORY = "mooring_lab.methods.as_published.slot_memory"
+REPLAY = {
+    "er": ReplayOptions(f"{SLOT_MEMORY}:SliceReplay", past_only=True, updates=2, fresh_heads=True),
+    "a-gem": ReplayOptions(f"{SLOT_MEMORY}:SliceAGEM", past_only=True, fresh_heads=True),
+}
+
+
+@dataclass(frozen=True)
+class SecondPassOptions(PluginOptions):
+    """Importances of a second pass after the optimizer's step."""
+
+    plugin: str = "mooring_lab.methods.as_published.second_pass:SecondPass"
+    uses_strength = False
+    scores_late = True
+
+
+def _added_mas(seed: int) -> Importance:
+    from mooring_lab.methods.as_published.second_pass import AddedMAS  # needs torch
+
+    return AddedMAS()
+
+
+IMPORTANCES: dict[str, Callable[[int], Importance]] = {
+    "ewc": lambda seed: mooring.EWC(),
+    "mas": _added_mas,
+    "si": lambda seed: mooring.SI(path="rising", damping=DAMPING),
+    "rwalk": lambda seed: mooring.RWalk(path="rising", damping=DAMPING),
+}
+
+
+def doubled_penalty(strength: Number) -> Penalty:
+    """Return the penalty strength * importance * d^2, without the usual 1/2.
+
+    Example:
+        >>> doubled_penalty(10.0)
+        Penalty(strength=20.0, clamp=False)
+    """
+    return mooring.Penalty(2 * strength)
+
+
+def returning_step(strength: Number) -> Interpolation:
+    """Return the explicit step that returns weights which never mattered.
+
+    Example:
+        >>> returning_step(0.0).returns
+        True
+    """
+    return mooring.Interpolation(returns=True)
+
+
+def _plugin(name: str) -> PluginOptions | None:
+    return SecondPassOptions() if name == "mas" else None
+
+
+VARIANTS = [
+    *(
+        Method(
+            f"{name}-as-published",
+            f"{name}'s penalty as the paper's public code defines it",
+            make,
+            doubled_penalty,
+            DIGITS_STRENGTHS[name],
+            plugin=_plugin(name),
+            penalized_scores=True,
+        )
+        for name, make in IMPORTANCES.items()
+    ),
+    *(
+        Method(
+            f"explicit-{name}-as-published",
+            f"the explicit step with {name} as the paper's public code defines it",
+            make,
+            returning_step,
+            plugin=_plugin(name),
+        )
+        for name, make in IMPORTANCES.items()
+    ),
+    *(
+        Method(f"{name}-as-published", f"{name} as the paper's public code defines it", memory=SAMPLES, plugin=plugin)
+        for name, plugin in REPLAY.items()
+    ),
+]
