@@ -136,7 +136,7 @@ def run_targets(targets: Sequence[Target], context: PaperContext) -> list[Target
             requests: list[MissingRuns] = []
             for target in pending:
                 try:
-                    results[target.name] = target.run(context)
+                    results[target.name] = context.kept_targets.get(target.name) or target.run(context)
                 except MissingRuns as request:
                     requests.append(request)
             context.train([request for request in requests if request.decides] or requests)

@@ -18,6 +18,7 @@ from mooring_lab.streams.stream import Stream
 from mooring_lab.study.pretraining import read_metadata
 from mooring_lab.study.study import Study
 from mooring_paper.context.scale import Condition, Regime, Scale
+from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.published.published_numbers import Setting, published_setting, setting_source
 
 Group = TypeVar("Group", bound=Hashable)
@@ -55,6 +56,9 @@ class PaperContext:
         weights: the weights of every backbone, by fingerprint.
         levels: the backbones of the main network that `fig-backbone` compares: their accuracy when they were
             pre-trained, by fingerprint.
+        backbones_table: the table of backbones, if their files are not there.
+        kept_targets: the results of targets that are kept as they are, by name.
+        kept_runs: runs that are written with a page even if no target reads them.
         defers_training: whether `run` raises `MissingRuns` instead of training, as `run_targets` needs it.
 
     Example:
@@ -81,6 +85,9 @@ class PaperContext:
             self.set_backbones(network, paths)
         self.levels: dict[str, float] = {}
         self.streams: dict[str, Stream] = {}
+        self.backbones_table: ResultTable | None = None
+        self.kept_targets: Mapping[str, TargetResult] = {}
+        self.kept_runs: Sequence[Result] = ()
         self.defers_training = False
         self._full_streams: dict[tuple[str, int | None], Stream] = {}
         self._parts: dict[tuple[str, str, int | None], Stream] = {}
@@ -136,6 +143,10 @@ class PaperContext:
     def dtype(self, regime: Regime) -> str:
         """Return the dtype of a regime on this device."""
         return regime.gpu_dtype if self.device.startswith("cuda") else "auto"
+
+    def has(self, specs: Sequence[RunSpec]) -> bool:
+        """Return whether the results of runs are stored or can be trained."""
+        return True
 
     def run(self, specs: Sequence[RunSpec], *, reject: bool = False, decides: bool = False) -> dict[RunSpec, Result]:
         """Return the results of runs, in order; train the missing ones first, as many at once as possible.

@@ -116,7 +116,7 @@ def page_blocks(
     protocol = bullet_list(protocol_lines(context, results, backbones))
     blocks.append(FoldedBlock("Protocol: what follows the paper and what does not", protocol))
     details: list[Block] = [training_summary(runs), f"```\n{command}\n```", *bullet_list(missing_data_lines(context))]
-    if context.weights:
+    if context.backbones:
         details += ["Seed k starts from backbone k of its network, modulo their number:", backbones, FILES_NOTE]
     else:
         details += ["Every run starts from random weights.", FILES_NOTE]

@@ -58,6 +58,8 @@ def missing_data_lines(context: PaperContext) -> list[str]:
 
 def backbones_table(context: PaperContext) -> ResultTable:
     """Return the backbones of each network, with what their files say about their pre-training."""
+    if context.backbones_table is not None:
+        return context.backbones_table
     rows: list[dict[str, Any]] = []
     for network in dict.fromkeys((context.scale.network, context.scale.second_network)):
         backbones = [context.weights[fingerprint] for fingerprint in context.backbones.get(network, [])]
