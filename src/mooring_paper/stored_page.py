@@ -74,7 +74,7 @@ class StoredPage:
         """Read the page in a folder."""
         try:
             content, findings = (json.loads((folder / f"{name}.json").read_text()) for name in ("runs", "findings"))
-            found = {entry["target"]: entry for entry in findings}
+            entries = {entry["target"]: entry for entry in findings}
             streams = {
                 name: StoredStream(
                     name,
@@ -87,8 +87,8 @@ class StoredPage:
             }
             runs = {result.spec: result for row in content["runs"] if (result := _result(row, content, streams))}
             by_key = {result.spec.key: result for result in runs.values()}
-            targets = {name: _kept_target(found[name], by_key) for name in KEPT_TARGETS if name in found}
-            (backbones,) = (_table(table) for table in found["page"]["tables"] if table["title"] == "Backbones")
+            targets = {name: _kept_target(entries[name], by_key) for name in KEPT_TARGETS if name in entries}
+            (backbones,) = (_table(table) for table in entries["page"]["tables"] if table["title"] == "Backbones")
             return cls(folder, runs, streams, targets, backbones, content["command"], _scale(content["scale"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MooringError(f"{folder} has no page of `mooring paper` that can be read: {error!r}") from error

@@ -18,7 +18,7 @@ from mooring_paper.figures import (
     violations,
 )
 from mooring_paper.published.numbering import ITEM_NAMES, PaperItem, find_item
-from mooring_paper.tables import accuracy_tables, grid_search
+from mooring_paper.tables import accuracy_tables, as_published, grid_search
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,12 @@ TARGETS: dict[str, Target] = {
             "forgetting and accuracy against the backbone's accuracy",
             backbone_accuracy.run,
             networks=(),
+        ),
+        Target(
+            "as-published",
+            "both tables with the definitions of the authors' public code",
+            as_published.run,
+            networks=("network", "code_network"),
         ),
         Target("reasons", "why cells differ from the paper: one change at a time", ablations.run),
         Target("claims", "the paper's claims, tested by our runs", claims_table.run, _CLAIM_SOURCES),

@@ -1,18 +1,21 @@
 """Methods as the paper's public code defines them equal a plain PyTorch loop, written from DESIGN section 17."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import mooring
 from laboratory.small import class_stream, growing_stream, spec_for
 from mooring_lab.fleet import checkpoint
 from mooring_lab.fleet.fleet import Fleet
 from mooring_lab.methods import METHODS, find_method
 from mooring_lab.model.order import seeded_generator, task_order
 from mooring_lab.model.spec import RunSpec
+from mooring_lab.networks import backbone_factory
 from mooring_lab.networks.initialization import initial_network
 from mooring_lab.networks.inputs import normalize_pixels
 
@@ -31,7 +34,7 @@ def run_spec(method: str, seed: int = 3, **options) -> RunSpec:
     options = {"network": "laboratory.test_as_published:convolutional", "memory": None, **options}
     if method.startswith(("er", "a-gem")):
         options["memory"] = 25
-    elif not method.startswith("explicit"):
+    elif find_method(method).has_strength:
         options["strength"] = STRENGTHS[method.partition("-")[0]]
     return spec_for(method, STREAM, seed, **options)
 
@@ -266,6 +269,68 @@ def test_a_run_as_published_continues_from_a_checkpoint_bit_for_bit(method: str,
     resumed.run()
     ours, theirs = (fleet.stack.network_of(0).state_dict() for fleet in (resumed, whole))
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+# Single facts of the code
+
+
+def test_weights_decay_in_the_first_task_alone() -> None:
+    """Together with runs that never decay and that always do, whose first task is the same or another."""
+    own = run_spec("explicit-ewc-decays-first", lr=0.03)
+    others = [run_spec("explicit-ewc", lr=0.03), run_spec("plain", lr=0.03, weight_decay=1e-4)]
+    fleet = Fleet([own, *others], STREAM)
+    order = list(fleet.specs)
+    fleet.run()
+    model = initial_network(own.network, STREAM, own.seed, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=own.lr, momentum=own.momentum)
+    moor = mooring.attach(model, optimizer, exclude="heads")
+    for number, task in enumerate(STREAM.tasks):
+        if number:
+            model.inherit(number, number - 1)
+        optimizer.state.clear()
+        optimizer.param_groups[0]["weight_decay"] = 0.0 if number else 1e-4
+        for epoch in range(own.epochs):
+            for batch in task_order(own.seed, number, epoch, task.train).split(own.batch):
+                optimizer.zero_grad()
+                x = normalize_pixels(STREAM.train.images[batch], torch.float64)
+                cross_entropy(model(x, number), STREAM.train.labels[batch]).backward()
+                optimizer.step()
+        moor.consolidate()
+    state = fleet.stack.network_of(order.index(own)).state_dict()
+    torch.testing.assert_close(state, model.state_dict(), **EXACT)
+    for spec in others:
+        alone = fleet.stack.network_of(order.index(spec)).state_dict()
+        torch.testing.assert_close(alone, trained(spec), **EXACT)
+        assert any(not torch.allclose(alone[name], state[name], **EXACT) for name in state)
+
+
+def test_unrestored_biases_change_what_is_scored_and_nothing_else() -> None:
+    spec, textbook = (run_spec(name, memory=25) for name in ("er-unrestored", "er"))
+    fleet = Fleet([spec], STREAM)
+    (result,), (other,) = fleet.run(), Fleet([textbook], STREAM).run()
+    network, last = fleet.stack.network_of(0), len(STREAM.tasks) - 1
+    torch.testing.assert_close(network.state_dict(), trained(textbook), rtol=0, atol=0)
+    bias = network.backbone[0].bias
+    random = torch.rand(4, generator=seeded_generator(spec.seed, "bias backbone.0.bias", last))
+    bias.data = (2 * random.double() - 1) / 9**0.5  # torch's, with 9 inputs
+    network.eval()
+    for number, task in enumerate(STREAM.tasks):
+        logits = network(normalize_pixels(STREAM.test.images[task.test], torch.float64), number)
+        correct = (logits.argmax(-1) == STREAM.test.labels[task.test]).double().mean()
+        assert result.matrix[last][number] == pytest.approx(100 * float(correct))
+    assert result.matrix != other.matrix
+
+
+@pytest.mark.parametrize("name", ["si", "explicit-si", "rwalk", "explicit-rwalk"])
+def test_damping_of_the_code_is_the_only_change(name: str) -> None:
+    textbook, damped = (find_method(f"{name}{suffix}") for suffix in ("", "-damping-1e-10"))
+    assert damped.importance(0) == replace(textbook.importance(0), damping=1e-10)
+    assert damped.pull(3.0) == textbook.pull(3.0)
+
+
+def test_resnet_of_the_code_has_its_widths() -> None:
+    widths = [block.conv1.out_channels for block in backbone_factory("resnet18-quarter")((3, 32, 32)).blocks[::2]]
+    assert widths == [16, 32, 64, 128]
 
 
 def test_variants_are_named_but_not_listed() -> None:

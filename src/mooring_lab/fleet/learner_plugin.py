@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -138,6 +139,10 @@ class LearnerPlugin:
             task: the number of the task.
             order: the images of the task in each run's order, int64 of shape (runs, images).
         """
+
+    def scoring(self, fleet: Fleet, task: int) -> AbstractContextManager[None]:
+        """Return a context in which the runs are scored after a task."""
+        return nullcontext()
 
     def judge(self, fleet: Fleet) -> list[str]:
         """Return for each run why it should be rejected, empty if it should not; an empty list for no run."""

@@ -14,6 +14,12 @@ REPLAY = ("a-gem", "er")
 ROWS = ("plain", *REGULARIZERS, "uniform", "random", *EXPLICIT, *REPLAY)
 """The methods of the paper's main table."""
 
+PUBLISHED_CODE = (*REGULARIZERS, *EXPLICIT, *REPLAY)
+"""The methods whose definition in the authors' public code differs from the paper's equations."""
+
+PUBLISHED_SUFFIX = "-as-published"
+"""The end of the names of methods as the authors' public code defines them."""
+
 CONTROLS = ("frozen", "frozen-after-first", "joint")
 """Baselines that the paper does not report."""
 
@@ -65,6 +71,7 @@ class Scale:
     Attributes:
         network: the network of the main table.
         second_network: the network of the second table.
+        code_network: the network that the authors' public code has in its place; empty if there is none.
         regimes: the regimes of the main table; the second table and the figures use the first one.
         streams: options of the data sets, by name.
         seeds: how many seeds a cell has.
@@ -92,6 +99,7 @@ class Scale:
     missing_data: tuple[str, ...] = ()
     pretraining: StreamOptions | None = None
     levels: tuple[tuple[str, int], ...] = ()
+    code_network: str = ""
 
     def conditions(self) -> list[Condition]:
         """Return the columns of the main table."""
@@ -151,6 +159,7 @@ class Scale:
 PAPER = Scale(
     network="cnn6",
     second_network="resnet18-third",
+    code_network="resnet18-quarter",
     regimes=(Regime("1-epoch", 1, 10, gpu_dtype="bf16"), Regime("30-epochs", 30, 256, gpu_dtype="bf16")),
     streams={name: StreamOptions(name) for name in ("cifar100", "flowers102", "caltech256")},
     pretraining=StreamOptions("cifar10"),

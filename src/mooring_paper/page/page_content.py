@@ -83,9 +83,9 @@ SETTINGS_LEGEND = (
 )
 NO_DIFFERENCE = "No cell differs."
 CHANGES_NOTE = (
-    "Each change was made alone, and the cell was computed again. A change explains a cell if our mean moves "
-    'significantly and then agrees with the paper\'s. "Perhaps": only without a correction for the number of changes. '
-    "The target `reasons` below lists the changes."
+    "Each change was made alone, and the row was computed again. A change explains a difference if our mean moves "
+    "significantly, and accuracy and forgetting of the row then both agree with the paper's. "
+    '"Perhaps": only without a correction for the number of changes. The target `reasons` below lists the changes.'
 )
 FILES_NOTE = (
     "[findings.json](findings.json) has every number, also those of the long tables that are not on this page; "

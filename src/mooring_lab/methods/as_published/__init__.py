@@ -9,10 +9,13 @@ and a memory of its own (`slot_memory.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mooring
+from mooring_lab.methods import interpolations, penalties, replay
+from mooring_lab.methods.importance_table import IMPORTANCES as IMPORTANCE_TABLE
 from mooring_lab.methods.strengths import DIGITS_STRENGTHS, SAMPLES
 from mooring_lab.model.method import Method, PluginOptions, ReplayOptions
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from mooring.rules.pull import Number
 
 DAMPING = 1e-10
+TEXTBOOK = {method.name: method for method in (*penalties.METHODS, *interpolations.METHODS, *replay.METHODS)}
+"""The methods as the equations define them."""
+
 SLOT_MEMORY = "mooring_lab.methods.as_published.slot_memory"
 REPLAY = {
     "er": ReplayOptions(f"{SLOT_MEMORY}:SliceReplay", past_only=True, updates=2, fresh_heads=True),
@@ -71,6 +77,10 @@ def returning_step(strength: Number) -> Interpolation:
     return mooring.Interpolation(returns=True)
 
 
+def _damped(rule: str, seed: int) -> Importance:
+    return mooring.SI(damping=DAMPING) if rule == "si" else mooring.RWalk(damping=DAMPING)
+
+
 def _plugin(name: str) -> PluginOptions | None:
     return SecondPassOptions() if name == "mas" else None
 
@@ -101,5 +111,20 @@ VARIANTS = [
     *(
         Method(f"{name}-as-published", f"{name} as the paper's public code defines it", memory=SAMPLES, plugin=plugin)
         for name, plugin in REPLAY.items()
+    ),
+    *(
+        replace(TEXTBOOK[f"{form}{name}"], name=f"{form}{name}-damping-1e-10", importance=partial(_damped, name))
+        for name in ("si", "rwalk")
+        for form in ("", "explicit-")
+    ),
+    *(
+        replace(TEXTBOOK[name], name=f"{name}-unrestored", plugin=replace(plugin, restores_biases=False))
+        for name in REPLAY
+        if isinstance(plugin := TEXTBOOK[name].plugin, ReplayOptions)
+    ),
+    *(
+        replace(method, name=f"{name}-decays-first", first_decay=1e-4)
+        for name, method in TEXTBOOK.items()
+        if name.removeprefix("explicit-") in (*IMPORTANCE_TABLE, *REPLAY)
     ),
 ]
