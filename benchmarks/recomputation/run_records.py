@@ -64,6 +64,11 @@ class RunRecord:
         return int(self.row["seed"])
 
     @property
+    def has_fresh_heads(self) -> bool:
+        """Whether the head of every task is a new one."""
+        return bool(self.row["heads"] == "fresh")
+
+    @property
     def setting(self) -> Setting:
         """Learning rate and strength."""
         return Setting(self.row["lr"], self.row.get("strength"))
@@ -188,6 +193,17 @@ class Reproduction:
             *where, condition.data, name
         )
         return None if found is None else Setting(found["lr"], found["lambda"])
+
+    def plain_settings(self, condition: Condition) -> list[Setting]:
+        """Return what plain fine-tuning may have in place of a setting of the paper, the first of which has runs.
+
+        With the second network that is the largest rate of the grid below EWC's, then the explicit step's rate.
+        """
+        ewc, explicit = (self.published_setting(condition, method) for method in ("ewc", "explicit-ewc"))
+        slower = [lr for lr in self.scale["lrs"] if ewc is not None and lr < ewc.lr]
+        second = condition.network == self.scale["second_network"] != self.scale["network"]
+        first = [Setting(max(slower), None)] if slower and second else []
+        return first if explicit is None else [*first, explicit]
 
     def published_violations(self, data: str, method: str) -> int | None:
         """Return how many parameters violated the bound in the paper when training first became unstable."""

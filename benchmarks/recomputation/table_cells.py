@@ -109,7 +109,8 @@ def table_rows(reproduction: Reproduction, target: str) -> dict[str, list[Row]]:
         ours = {method: chosen[condition].get(method) for method in (*methods, *CONTROLS)}
         papers = {method: reproduction.published_setting(condition, method) for method in methods}
         # The paper does not give the setting of plain fine-tuning.
-        papers["plain"] = papers["plain"] or papers["explicit-ewc"] or ours["plain"]
+        rates = [s for s in reproduction.plain_settings(condition) if (condition, "plain", s) in seeds]
+        papers["plain"] = papers["plain"] or (rates[0] if rates else ours["plain"])
         for settings, where in ((ours, "at our settings"), (papers, "at the paper's settings")):
             tables[f"{condition}, {where}"] = [
                 _table_row(reproduction, condition, method, setting, seeds.get((condition, method, setting), []))
@@ -117,6 +118,21 @@ def table_rows(reproduction: Reproduction, target: str) -> dict[str, list[Row]]:
                 if setting is not None
             ]
     return {title: rows for title, rows in tables.items() if rows}
+
+
+def published_rows(reproduction: Reproduction) -> dict[str, list[Row]]:
+    """Return the expected rows of `as-published`, by title; tables without runs are left out."""
+    runs = reproduction.runs_of("as-published")
+    tables: dict[str, list[Row]] = {}
+    for (condition, method, setting), seeds in rows_by_setting(runs).items():
+        textbook = method.removesuffix("-as-published")
+        if method == textbook:
+            condition = condition._replace(network=reproduction.scale["second_network"])
+        title = f"{condition}, {'with the widths of the published code' if method == textbook else 'as published'}"
+        expected = _table_row(reproduction, condition, textbook, setting, seeds)
+        label = expected["method"].replace(textbook, method, 1)
+        tables.setdefault(title, []).append({**expected, "method": label})
+    return tables
 
 
 def _table_row(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import mooring
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.study.pretraining import RECIPES
@@ -22,8 +23,9 @@ from mooring_paper.context.scale import EXPLICIT, PAPER
 from mooring_paper.context.seed_statistics import summarize_seeds
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.page.page_writer import write_page
+from mooring_paper.page.protocol_table import protocol_table
 from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
-from mooring_paper.page.verdict import difference_lines, verdict_sentences
+from mooring_paper.page.verdict import answer, difference_lines, verdict_sentences
 from mooring_paper.paper_command import _portable_command
 from mooring_paper.published.published_numbers import published
 from mooring_paper.tables import accuracy_tables
@@ -131,7 +133,12 @@ def test_backbones_have_the_accuracy_and_recipe_of_their_files(tmp_path, data_fo
         save_file({"w": torch.full((1,), float(number))}, file, metadata=metadata)
     context = PaperContext(Study(tmp_path / "p.sqlite"), PAPER.with_data(data_folder), {"cnn6": files})
     rows = backbones_table(context).rows
-    assert [row.get("recipe") for row in rows] == ["the paper's", "epochs 30, schedule cosine", None, None]
+    assert [row.get("recipe") for row in rows] == [
+        "that of the authors' code",
+        "epochs 30, schedule cosine",
+        None,
+        None,
+    ]
     assert [row.get("accuracy") for row in rows] == [78.2, 78.2, None, None]
     assert rows[3] == {"network": "resnet18-third", "backbone": "none: random start"}
     assert "backbones of another recipe" in " ".join(protocol_lines(context, [], backbones_table(context)))
@@ -141,7 +148,7 @@ def test_protocol_lists_what_differs_from_the_paper(tmp_path, data_folder):
     context = PaperContext(Study(tmp_path / "p.sqlite"), replace(PAPER.with_data(data_folder), seeds=3))
     trained = [run("ewc", dtype="bf16")]
     results = [TargetResult("claims", results=trained)]
-    same, different, unstated = protocol_lines(context, results, backbones_table(context))
+    same, different = protocol_lines(context, results, backbones_table(context))
     assert same.startswith("**As in the paper**: regimes (1 epoch with batch 10, 30 epochs with batch 256)")
     assert "3 seeds" in different
     assert "without caltech256" in different
@@ -149,14 +156,23 @@ def test_protocol_lists_what_differs_from_the_paper(tmp_path, data_folder):
     assert "up to 20 seeds for claims that 3 leave undecided" in different
     assert "backbones of another recipe" in different
     assert "seeds" not in same
-    assert unstated.startswith("**Not stated in the paper**")
+
+
+def test_protocol_table_says_what_is_done_here_from_the_code():
+    rows = {row["item"]: row for row in protocol_table(replace(PAPER, seeds=4)).rows}
+    assert rows["seeds"]["here"] == "4 seeds"
+    assert rows["momentum"]["here"] == f"{RunSpec('digits', '0', 'plain', 0).momentum:g}, reset at each task"
+    assert rows["running average"]["here"].startswith(f"{1 - mooring.EWC().decay:g} on the new score")
+    assert rows["damping of SI and RWalk"]["here"].startswith(f"{mooring.RWalk().damping:g};")
+    assert rows["R where no importance is known (0/0)"]["here"] == "0: stays free"
+    assert all(len(row) == 5 and all(row.values()) for row in rows.values())
 
 
 # The verdict, and what differs
 
 
 def test_verdict_counts_cells_within_bounds_within_chance_and_by_family(results):
-    cells, families, verdicts = verdict_sentences(results)
+    cells, families, explained, verdicts = verdict_sentences(results)
     # Of 5 methods with paper's numbers, forgetting is the paper's in all; accuracy is within 1 point in one.
     assert cells.startswith(
         "**6 of 10 cells of the main table agree with the paper**: 6 within 1.0 points of accuracy or 0.3"
@@ -165,7 +181,19 @@ def test_verdict_counts_cells_within_bounds_within_chance_and_by_family(results)
         "explicit step 4 of 6, plain fine-tuning 1 of 2, replay 1 of 2; at the settings of our own search, 6 of 10"
         in families
     )
+    assert explained == (
+        "**1 of 4 differences are not explained** by any change that was tested; 3 are explained, and 0 perhaps."
+    )
     assert verdicts == "**Of 3 claims, 1 hold**, 1 do not hold, and 1 are not decided."
+
+
+def test_answer_is_two_sentences_from_the_counts(results):
+    (text,) = answer(results)
+    assert text.startswith("**Does the paper reproduce? In part**: at its own settings our runs agree with 6 of 10")
+    assert "1 of its 3 claims hold. The explicit step reproduces best (4 of 6 numbers)" in text
+    every = [TargetResult("table1", [], both(CIFAR, {"plain": 0.1, "er": 0.1})), claims(first="holds")]
+    assert answer(every)[0].startswith("**Does the paper reproduce? Yes**")
+    assert answer(results[:1]) == []
 
 
 def test_page_begins_with_the_table_at_the_papers_settings():
@@ -233,7 +261,14 @@ def test_reasons_of_the_ablations_are_grouped_by_their_change():
 
 def test_parts_are_in_order_and_details_are_folded(folder):
     text = (folder / "index.md").read_text()
-    order = ["cells of the main table agree", "Table 1 beside", "What differs, and why", "Details", "<details"]
+    order = [
+        "Does the paper reproduce?",
+        "cells of the main table agree",
+        "Table 1 beside",
+        "What differs, and why",
+        "Details",
+        "<details",
+    ]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     titles = re.findall(r"<summary>(.*?)</summary>", text)

@@ -12,6 +12,7 @@ from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.page import verdict
 from mooring_paper.page.compact_tables import NOT_ALL_SEEDS, changes_table, claims_tables, compact_table, settings_table
+from mooring_paper.page.protocol_table import protocol_table
 from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
 from mooring_paper.published.numbering import ITEMS
 from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
@@ -107,14 +108,14 @@ def page_blocks(
     """
     by_name = {result.name: result for result in results}
     blocks: list[Block] = [MINIATURE_NOTE] if "digits" in context.scale.streams else []
-    blocks += verdict.verdict_sentences(results)
+    blocks += [*verdict.answer(results), *bullet_list(verdict.verdict_sentences(results))]
     if main := by_name.get("table1"):
         compared = _compare(main, results, "Table 1, ours and the paper's", verdict.main_settings(main))
         blocks += ["## Table 1 beside the paper's", *compared] if compared else []
     backbones = backbones_table(context)
     blocks += ["## Details", *_details(results, figures)]
-    protocol = bullet_list(protocol_lines(context, results, backbones))
-    blocks.append(FoldedBlock("Protocol: what follows the paper and what does not", protocol))
+    protocol = [*bullet_list(protocol_lines(context, results, backbones)), protocol_table(context.scale)]
+    blocks.append(FoldedBlock("Protocol: the paper, the authors' code, and what is done here", protocol))
     details: list[Block] = [training_summary(runs), f"```\n{command}\n```", *bullet_list(missing_data_lines(context))]
     if context.backbones:
         details += ["Seed k starts from backbone k of its network, modulo their number:", backbones, FILES_NOTE]

@@ -17,14 +17,7 @@ from mooring_paper.context.scale import PAPER
 from mooring_paper.context.target_result import PAPER_SEEDS, ResultTable, TargetResult
 
 BACKBONE_COLUMNS = ("network", "backbone", "fingerprint", "accuracy", "trained on", "recipe")
-PAPER_RECIPE = "the paper's"
-UNSTATED = (
-    "the accuracy of its backbones",
-    "the seeds of the search (here one for each setting)",
-    "the setting of plain fine-tuning (here the explicit step's learning rate)",
-)
-"""What the paper does not say about its protocol."""
-
+PAPER_RECIPE = "that of the authors' code"
 RECIPE_FIELDS = ("epochs", "lr", "batch", "momentum", "weight_decay", "flips", "shifts", "schedule")
 """The settings of pre-training that make a recipe."""
 
@@ -76,12 +69,12 @@ def _backbone_row(network: str, weights: BackboneWeights) -> dict[str, Any]:
 
 
 def _recipe(metadata: Mapping[str, Any]) -> str | None:
-    """Return how a recipe of pre-training differs from the paper's; None if it is not recorded.
+    """Return how a recipe of pre-training differs from that of the authors' code; None if it is not recorded.
 
     Example:
         >>> settings = asdict(RECIPES["paper"])
         >>> _recipe(settings), _recipe({**settings, "epochs": 30, "schedule": "cosine"}), _recipe({})
-        ("the paper's", 'epochs 30, schedule cosine', None)
+        ("that of the authors' code", 'epochs 30, schedule cosine', None)
     """
     if not set(RECIPE_FIELDS) <= set(metadata):
         return None
@@ -114,6 +107,4 @@ def protocol_lines(context: PaperContext, results: Sequence[TargetResult], backb
         different.append(f"up to {scale.max_seeds} seeds for claims that {scale.seeds} leave undecided")
     if {row.get("recipe") for row in backbones.rows} != {PAPER_RECIPE}:
         different.append("backbones of another recipe, or of one that is not recorded")
-    if different:
-        lines.append(f"**Different**: {'; '.join(different)}.")
-    return [*lines, f"**Not stated in the paper**: {'; '.join(UNSTATED)}."]
+    return [*lines, f"**Different**: {'; '.join(different)}."] if different else lines

@@ -69,6 +69,14 @@ def second_specs(context: PaperContext, condition: Condition) -> list[RunSpec]:
     return _specs(context, condition, _paper_settings(context, condition, SECOND_ROWS, {}))
 
 
+def runs_at_paper_settings(
+    context: PaperContext, conditions: Sequence[Condition], methods: Sequence[str]
+) -> dict[Condition, list[Result]]:
+    """Return the runs of the tables, each method at the paper's setting; without methods that have none."""
+    papers = {condition: _paper_settings(context, condition, methods, {}) for condition in conditions}
+    return context.run_groups({c: _specs(context, c, settings) for c, settings in papers.items()})
+
+
 def runs_at_our_settings(
     context: PaperContext, conditions: Sequence[Condition], methods: Sequence[str]
 ) -> dict[Condition, list[Result]]:
