@@ -130,7 +130,8 @@ class StoredContext(PaperContext):
             self._results[request.reject].update((spec, self.page.runs[spec]) for spec in request.specs)
 
     def _part(self, data: str, kind: str, shuffle: int | None) -> Any:
-        return self.page.streams[f"{data}, {kind}{'' if shuffle is None else ', shuffled'}"]
+        name = f"{data}, {kind}{'' if shuffle is None else ', shuffled'}"
+        return self.page.streams.get(name) or StoredStream(name, "", ())  # it has no runs
 
 
 def _scale(header: Mapping[str, Any]) -> Scale:

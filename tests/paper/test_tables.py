@@ -269,3 +269,11 @@ def test_plain_resnet_takes_a_rate_below_ewcs_where_it_has_runs(data_context):
 def data_context(tmp_path):
     """The scale of the paper, with the streams of a stored page."""
     return StoredPage.read(STORED).context(Study(tmp_path / "p.sqlite"))
+
+
+def test_rows_outside_of_the_papers_own_bound_are_named_with_the_seeds_that_are_stable(data_context):
+    """Uniform importance at lr 0.003 and strength 1000: lr * strength * importance is 3 everywhere."""
+    text = accuracy_tables.table1(data_context).text
+    assert len(text) == 2
+    assert "uniform 1000 on flowers102 in 1-epoch is outside of" in text[0]
+    assert "(up to 3 after the first task), and stable in 4 of 5 seeds." in text[0]

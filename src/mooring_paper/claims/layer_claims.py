@@ -10,7 +10,12 @@ from mooring_paper.context.scale import EXPLICIT, REGULARIZERS
 from mooring_paper.context.target_result import TargetResult
 from mooring_paper.figures import effective_lr
 from mooring_paper.figures.cka import deep_cka, shallow_cka, train_balanced
-from mooring_paper.figures.importance_by_layer import depth_correlation, relative_to_mean, train_regularizers
+from mooring_paper.figures.importance_by_layer import (
+    after_tasks,
+    depth_correlation,
+    relative_to_mean,
+    train_regularizers,
+)
 from mooring_paper.figures.roots import ROOTS, train_roots
 
 FLOAT64_TOLERANCE = 1e-10
@@ -65,7 +70,8 @@ def _unrolled(result: TargetResult) -> list[Claim]:
 
 def _depth(context: PaperContext) -> list[Claim]:
     orders: dict[str, list[float]] = {}
-    runs = train_regularizers(context).values()
+    trained = train_regularizers(context)
+    runs, when = trained.values(), after_tasks(trained)
     for methods in runs:
         for name, results in methods.items():
             order = depth_correlation(relative_to_mean(results))
@@ -75,7 +81,7 @@ def _depth(context: PaperContext) -> list[Claim]:
     return [
         claim_on_count(
             "Deeper layers get less importance.",
-            "mean importance after all tasks decreases with depth (rank correlation < 0) for each of "
+            f"mean importance {when} decreases with depth (rank correlation < 0) for each of "
             f"{list_names(list(orders))} on every data set ({where})",
             sum(order < 0 for order in others),
             len(others),
@@ -83,7 +89,7 @@ def _depth(context: PaperContext) -> list[Claim]:
         ),
         claim_on_count(
             "SI is the exception: its importance does not decrease with depth.",
-            f"rank correlation of its mean importance after all tasks with depth >= 0 on every data set ({where})",
+            f"rank correlation of its mean importance {when} with depth >= 0 on every data set ({where})",
             sum(order >= 0 for order in si),
             len(si),
             missing=len(runs) - len(si),

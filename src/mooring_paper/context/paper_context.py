@@ -27,6 +27,10 @@ MethodRuns = dict[str, dict[str, list[Result]]]
 """Results by data set and method, one for each seed."""
 
 
+FIRST_TASK = "first task"
+"""The part of a stream that is the first of the trained tasks."""
+
+
 class MissingRuns(Exception):  # noqa: N818  not an error: the schedule trains the runs and calls the target again
     """Request for runs that have no result yet.
 
@@ -108,6 +112,10 @@ class PaperContext:
     def main_stream(self, data: str, *, shuffle: int | None = None) -> Stream:
         """Return the tasks after the searched ones, for tables and figures; `shuffle` seeds another class order."""
         return self._part(data, "trained", shuffle)
+
+    def first_task(self, data: str) -> Stream:
+        """Return the first of the tasks after the searched ones."""
+        return self._part(data, FIRST_TASK, None)
 
     def full_stream(self, data: str) -> Stream:
         """Return all tasks, including the searched ones."""
@@ -205,7 +213,8 @@ class PaperContext:
             if len(stream.tasks) <= first:
                 tasks = f"{stream.name} has {len(stream.tasks)} tasks and the search uses {first}"
                 raise MooringError(f"{tasks}: give a stream with more tasks")
-            skip, limit = {"searched": (0, first), "trained": (first, None), "entire": (0, None)}[kind]
+            parts = {"searched": (0, first), "trained": (first, None), "entire": (0, None), FIRST_TASK: (first, 1)}
+            skip, limit = parts[kind]
             order = "" if shuffle is None else ", shuffled"
             part = replace(select_tasks(stream, skip, limit), name=f"{data}, {kind}{order}")
             self.streams[part.fingerprint] = self._parts[data, kind, shuffle] = part

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from statistics import correlation, fmean
 from typing import Any
 
@@ -14,7 +16,14 @@ from mooring_lab.model.results import Result
 from mooring_lab.report.logarithm import ticks
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.style import WIDTH
-from mooring_paper.context.paper_context import MethodRuns, PaperContext, all_runs, train_methods
+from mooring_paper.context.paper_context import (
+    FIRST_TASK,
+    MethodRuns,
+    PaperContext,
+    all_runs,
+    paper_setting,
+    train_methods,
+)
 from mooring_paper.context.scale import REGULARIZERS
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.figures.panels import LayerLine, draw_layer_lines, value_range
@@ -24,13 +33,38 @@ LayerIntervals = Mapping[str, Interval]
 
 
 def train_regularizers(context: PaperContext) -> MethodRuns:
-    """Return the runs of the four penalties at the paper's settings."""
-    return train_methods(context, {name: name for name in REGULARIZERS})
+    """Return the runs of the four penalties at the paper's settings: of the first task alone, as the paper has them.
+
+    Where these are not stored, it is the runs of all tasks.
+    """
+    specs = {}
+    for condition, name in product(context.scale.first_conditions(), REGULARIZERS):
+        runs = context.seed_specs(condition, name, paper_setting(context.scale, condition, name))
+        stream = context.first_task(condition.data)
+        specs[condition.data, name] = [replace(s, stream=stream.name, data=stream.fingerprint) for s in runs]
+    if not all(map(context.has, specs.values())):
+        return train_methods(context, {name: name for name in REGULARIZERS})
+    known = context.run_groups(specs)
+    return {data: {name: known[data, name] for name in REGULARIZERS} for data in context.scale.streams}
+
+
+def after_tasks(runs: MethodRuns) -> str:
+    """Return after which tasks the importance of runs is measured.
+
+    Example:
+        >>> from mooring_lab.model.spec import RunSpec
+        >>> spec = RunSpec("digits, first task", "0", "ewc", 0)
+        >>> after_tasks({"digits": {"ewc": [Result(spec, "finished", "", [], [])]}})
+        'after the first task'
+    """
+    first = all(run.spec.stream.endswith(FIRST_TASK) for run in all_runs(runs))
+    return "after the first task" if first else "after all tasks"
 
 
 def run(context: PaperContext) -> TargetResult:
     """Measure mean importance by layer, relative to the mean over the layers of the run."""
     runs = train_regularizers(context)
+    when = after_tasks(runs)
     tables = []
     lines: dict[str, dict[str, LayerIntervals]] = {}
     for data, methods in runs.items():
@@ -38,8 +72,9 @@ def run(context: PaperContext) -> TargetResult:
         rows = [_row(name, layers) for name, layers in lines[data].items()]
         layers = list(dict.fromkeys(layer for intervals in lines[data].values() for layer in intervals))
         columns = ["importance", *layers, "last / first", "rank correlation with depth"]
-        tables.append(ResultTable(f"{data}: mean importance by layer, relative to the mean layer", columns, rows))
-    return TargetResult("fig-importance", (), tables, all_runs(runs), partial(_draw, lines))
+        title = f"{data}: mean importance by layer {when}, relative to the mean layer"
+        tables.append(ResultTable(title, columns, rows))
+    return TargetResult("fig-importance", (), tables, all_runs(runs), partial(_draw, lines, when))
 
 
 def relative_to_mean(results: Sequence[Result]) -> dict[str, Interval]:
@@ -92,7 +127,7 @@ def _row(name: str, layers: LayerIntervals) -> dict[str, Any]:
     return {**row, "last / first": ratio, "rank correlation with depth": depth_correlation(layers)}
 
 
-def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]]) -> list[Drawing]:
+def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]], when: str) -> list[Drawing]:
     drawn = {data: methods for data, methods in lines_by_data.items() if any(methods.values())}
     if not drawn:
         return []
@@ -111,7 +146,7 @@ def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]]) -> list[Dra
         Drawing(
             "layers",
             "Importance by layer",
-            "Mean importance of the parameters of each layer after all tasks, relative to the mean layer of the same "
+            f"Mean importance of the parameters of each layer {when}, relative to the mean layer of the same "
             "run; layers from input to output. Geometric mean over seeds with its 95 % interval, on a logarithmic "
             "scale; intervals are cut off at the edge of the panel.",
             f"Line charts: relative importance by layer for {', '.join(REGULARIZERS)}, on {', '.join(drawn)}.",

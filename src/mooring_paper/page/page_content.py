@@ -151,7 +151,8 @@ def _compare(result: TargetResult, results: Sequence[TargetResult], title: str, 
     reasons = verdict.tested_reasons(results)
     lines = verdict.difference_lines(result, settings, reasons)
     heading = ["## What differs, and why", *([CHANGES_NOTE] if reasons and lines else [])] if main else []
-    return [table, legend, *heading, *bullet_list(lines or [NO_DIFFERENCE])]
+    remarks = bullet_list(result.text) if main else []
+    return [table, legend, *remarks, *heading, *bullet_list(lines or [NO_DIFFERENCE])]
 
 
 def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Block]:
@@ -172,7 +173,8 @@ def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Bloc
         where = ", at the settings of our search" if result.name == "table1" else ""
         if tables or result.name != "table1":
             drawn = _figure_blocks(figures[result.name])
-            yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}{where}", [*result.text, *tables, *drawn])
+            text = [] if result.name == "table1" else result.text  # which is below the main table
+            yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}{where}", [*text, *tables, *drawn])
 
 
 def _second_table(result: TargetResult) -> list[Block]:
@@ -188,12 +190,12 @@ def _item_table(context: PaperContext) -> ResultTable:
     for item in ITEMS:
         here = "; ".join(f"`{name}`" for name in (item.target, item.function) if name)
         here += ", not run" if lacks_data(item, context.scale.missing_data) else ""
-        row = {"in the paper": item.name, "what": item.subject, "here": here}
+        row = {"in the paper": item.name, "what": item.subject, "here": here, "remark": item.remark}
         if rows and [*rows[-1].values()][1:] == [*row.values()][1:]:
             rows[-1]["in the paper"] = f"{rows[-1]['in the paper'].split(' to ')[0]} to {item.number}"
         else:
             rows.append(row)
-    return ResultTable("The paper's own numbers", ("in the paper", "what", "here"), rows)
+    return ResultTable("The paper's own numbers", ("in the paper", "what", "here", "remark"), rows)
 
 
 def _figure_blocks(drawings: Mapping[str, Drawing]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.model.summary import Row
@@ -46,7 +47,23 @@ def _compare(context: PaperContext, name: str, conditions: Sequence[Condition], 
         for (condition, at_paper_setting), results in runs.items()
         if results
     ]
-    return TargetResult(name, (), tables, unique_runs(runs.values()))
+    text = [line for (c, at_papers), results in runs.items() if at_papers for line in _outside_bound(c, results)]
+    return TargetResult(name, text, tables, unique_runs(runs.values()))
+
+
+def _outside_bound(condition: Condition, results: Sequence[Result]) -> list[str]:
+    """Return a sentence for each penalty that leaves the paper's stability bound after the first task."""
+    sentences = []
+    for row in summarize_seeds(results):
+        largest = [run.stability[0].largest for run in row.results if run.stability]
+        if largest and max(largest) >= 1:
+            stable = sum(run.status != "unstable" for run in row.results)
+            sentences.append(
+                f"{row.label} on {condition.data} in {condition.regime.name} is outside of the paper's own bound "
+                f"lr * strength * importance < 1 (up to {max(largest):.3g} after the first task), and stable in "
+                f"{stable} of {pluralize(len(row.results), 'seed')}."
+            )
+    return sentences
 
 
 def condition_table(condition: Condition, results: Sequence[Result], settings: str) -> ResultTable:
