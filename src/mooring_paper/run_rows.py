@@ -85,7 +85,7 @@ def _scale_header(scale: Scale) -> dict[str, Any]:
     names = [field.name for field in fields(scale) if field.name not in ("pretraining", "levels")]
     numbers = {name: getattr(scale, name) for name in names}
     regimes = {regime.name: {"epochs": regime.epochs, "batch": regime.batch} for regime in scale.regimes}
-    return {**numbers, "regimes": regimes, "streams": list(scale.streams)}
+    return {**numbers, "regimes": regimes, "streams": list(scale.streams), "stand_ins": list(scale.stand_ins)}
 
 
 def _stream_header(stream: Stream) -> dict[str, Any]:

@@ -139,8 +139,10 @@ def _scale(header: Mapping[str, Any]) -> Scale:
     if set(names) - set(PAPER.streams) or header["network"] != PAPER.network:
         raise ValueError("only the data sets and networks of the paper can be read")
     streams = {name: PAPER.streams[name] for name in names}
+    stand_ins = {name: PAPER.stand_ins[name] for name in header.get("stand_ins", ())}
     known = {name: header[name] for name in numbers}
-    return replace(PAPER, streams=streams, missing_data=tuple(header["missing_data"]), **known)
+    missing = tuple(header["missing_data"])
+    return replace(PAPER, streams=streams, stand_ins=stand_ins, missing_data=missing, **known)
 
 
 def _result(row: Mapping[str, Any], content: Mapping[str, Any], streams: Mapping[str, StoredStream]) -> Result:

@@ -94,6 +94,26 @@ def _explicit_against_penalty(pairs: PairGroup, where: str, accuracy: str = "", 
     ]
 
 
+def character_claims(evidence: Evidence, rows: MethodRows, balanced: MethodRows) -> list[Claim]:
+    """Return the paper's claims on unbalanced classes and long sequences, on data that it does not have.
+
+    Args:
+        evidence: makes pairs of rows.
+        rows: of data sets with this character.
+        balanced: of data sets with balanced classes.
+    """
+    explicit, others = (evidence.pairs(group, EXPLICIT_PAIRS) for group in (rows, balanced))
+    data = list_names([condition.data for condition in rows])
+    more = explicit.mean(
+        f"The explicit step gains more on {data} than with balanced classes.",
+        "accuracy, explicit step minus penalty",
+        "accuracy",
+        minus=others.pairs,
+    )
+    tested = [*_explicit_against_penalty(explicit, f"on {data}"), *([more] if others.pairs else [])]
+    return [*tested, *_against_replay(evidence, rows), *_against_simple(evidence, rows)]
+
+
 def _largest_gain(pairs: PairGroup, scale: Scale) -> Claim:
     regime = scale.regimes[0]
     papers = _papers_largest(scale.network, regime, EXPLICIT_PAIRS)

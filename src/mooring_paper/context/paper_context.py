@@ -207,7 +207,7 @@ class PaperContext:
         """Return a part of a stream; cached, because a fingerprint of the images is slow to compute."""
         if (data, kind, shuffle) not in self._parts:
             if (data, shuffle) not in self._full_streams:
-                options = replace(self.scale.streams[data], shuffle=shuffle)
+                options = replace({**self.scale.streams, **self.scale.stand_ins}[data], shuffle=shuffle)
                 self._full_streams[data, shuffle] = self.study.open(options)
             stream, first = self._full_streams[data, shuffle], self.scale.search_tasks
             if len(stream.tasks) <= first:

@@ -117,9 +117,9 @@ def _signed_text(sweeps: Sequence[SignSweep]) -> str:
     )
     parameters = max((parameter_count(s) for run in runs for s in run.stability), default=0)
     return (
-        f"Of the {parameters:,} scores of signed SI, at most {first:,} are negative after the first task of a run, and "
-        f"at most {later:,} after later ones. Along a descent from rest none can be: with momentum m, the path integral "
-        "of a weight is lr times the sum over steps s <= t of m^(t - s) g_s g_t, a positive definite form."
+        f"Of the {parameters:,} scores of signed SI, at most {first:,} are negative after the first task of a run, "
+        f"and at most {later:,} after later ones. Along a descent from rest none can be: with momentum m, the path "
+        "integral of a weight is lr times the sum over steps s <= t of m^(t - s) g_s g_t, a positive definite form."
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from mooring_lab.model.results import Result
@@ -15,7 +15,7 @@ from mooring_paper.page.compact_tables import NOT_ALL_SEEDS, changes_table, clai
 from mooring_paper.page.protocol_table import protocol_table
 from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
 from mooring_paper.published.numbering import ITEMS
-from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
+from mooring_paper.tables.accuracy_tables import AS_PUBLISHED, CODE_WIDTHS, OUR_SETTINGS, PAPER_SETTINGS
 from mooring_paper.targets import TARGETS, lacks_data
 
 NOT_SENTENCES = ("#", "```", "![")
@@ -166,6 +166,12 @@ def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Bloc
                 tables = [SETTINGS_LEGEND, table]
             case "resnet":
                 tables = _second_table(result)
+            case "stand-in" if result.tables:
+                (claims,) = claims_tables(replace(result, tables=result.tables[-1:]))
+                tables = [*_stack(compact_table(result, "Caltech-101", OUR_SETTINGS)), f"**{claims.title}**", claims]
+            case "as-published":
+                settings = (AS_PUBLISHED, CODE_WIDTHS)
+                tables = [block for end in settings for block in _stack(compact_table(result, f"Table {end}", end))]
             case "claims":
                 tables = [block for table in claims_tables(result) for block in (f"**{table.title}**", table)]
             case "reasons":
@@ -175,6 +181,11 @@ def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Bloc
             drawn = _figure_blocks(figures[result.name])
             text = [] if result.name == "table1" else result.text  # which is below the main table
             yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}{where}", [*text, *tables, *drawn])
+
+
+def _stack(table: ResultTable | None) -> list[Block]:
+    """Return a table with its title; nothing if there is none."""
+    return [] if table is None else [f"**{table.title}**", table]
 
 
 def _second_table(result: TargetResult) -> list[Block]:
