@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -22,10 +21,8 @@ from mooring_lab.study.store import lock_study
 from mooring_paper.backbone_plan import BackbonePlan, backbone_folder, plan_backbones
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import MINIATURE, PAPER
-from mooring_paper.context.target_result import TargetResult
 from mooring_paper.page.page_writer import write_page
 from mooring_paper.page.verdict import verdict_sentences
-from mooring_paper.stored_page import StoredPage
 from mooring_paper.targets import TARGETS, run_targets, select_targets
 
 TRAINING_DEVICES = ("cpu", "cuda")
@@ -65,10 +62,6 @@ def paper(
         bool, option("Run a small version of everything on the embedded digits.", "--miniature")
     ] = False,
     trained_on: Annotated[str | None, option("Read results that were trained on this device: cpu or cuda.")] = None,
-    source: Annotated[
-        Path | None,
-        option("Write a page again from the runs.json and findings.json of this one.", "--from", metavar="DIR"),
-    ] = None,
     out: Annotated[Path, option("The folder of the page.", metavar="DIR")] = Path("reproduction"),
     json: AsJson = False,
 ) -> None:
@@ -76,12 +69,6 @@ def paper(
     if trained_on not in (None, *TRAINING_DEVICES):
         raise unknown("device for --trained-on", trained_on, TRAINING_DEVICES)
     select_targets(targets)  # refuse a wrong name before a missing folder
-    if source is not None:
-        stored = StoredPage.read(source)
-        reader = stored.context(open_study(flags))
-        results = run_targets(select_targets(targets, stored.scale.missing_data), reader)
-        _show(results, reader, out, stored.command, json=json)
-        return
     names = tuple(name.strip() for name in sets.split(",") if name.strip())
     scale = (MINIATURE if miniature else PAPER).with_data(data, names).with_seeds(seeds, max_seeds)
     selected = select_targets(targets, scale.missing_data)
@@ -99,18 +86,13 @@ def paper(
     results = run_targets(selected, context)
     study.store.log(command_line())
     files = [*(init or []), *(other_init or []), flags.study]
-    _show(results, context, out, _portable_command(data, files), json=json)
-
-
-def _show(results: Sequence[TargetResult], context: PaperContext, out: Path, command: str, *, json: bool) -> None:
-    """Write the page, and print what it says."""
-    page = write_page(results, out, context, command=command)
+    page = write_page(results, out, context, command=_portable_command(data, files))
     if json:
         typer.echo(as_json({"page": str(page), "findings": [result.to_json() for result in results]}))
         return
     sentences = [f"{result.name}: {sentence}" for result in results for sentence in result.text]
     typer.echo("\n".join([*verdict_sentences(results), *sentences]).replace("**", ""))
-    typer.echo(f"results: {context.study.store.path}\npage:    {page}")
+    typer.echo(f"results: {study.store.path}\npage:    {page}")
 
 
 def _pretrain(plan: BackbonePlan, context: PaperContext, flags: StudyFlags) -> None:

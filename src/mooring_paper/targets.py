@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mooring.errors import MooringError, unknown
 from mooring_paper import ablations
-from mooring_paper.claims import claims_table
+from mooring_paper.claims import claims_table, stand_in
 from mooring_paper.context.paper_context import MissingRuns, PaperContext
 from mooring_paper.context.target_result import TargetResult
 from mooring_paper.figures import (
@@ -18,7 +18,7 @@ from mooring_paper.figures import (
     violations,
 )
 from mooring_paper.published.numbering import ITEM_NAMES, PaperItem, find_item
-from mooring_paper.tables import accuracy_tables, as_published, grid_search, stand_in
+from mooring_paper.tables import accuracy_tables, as_published, grid_search
 
 
 @dataclass(frozen=True)

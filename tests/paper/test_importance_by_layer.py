@@ -49,8 +49,8 @@ def test_unfinished_runs_are_named_and_not_counted(result):
 
 def test_runs_of_all_tasks_stand_in_where_nothing_else_is_stored(fresh_context, monkeypatch):
     monkeypatch.setattr(fresh_context, "has", lambda specs: "first task" not in specs[0].stream)
-    runs = importance_by_layer.train_regularizers(fresh_context)
-    assert importance_by_layer.after_tasks(runs) == "after all tasks"
+    runs, when = importance_by_layer.train_regularizers(fresh_context)
+    assert when == "after all tasks"
     assert {run.spec.stream for run in runs["digits"]["ewc"]} == {"digits, trained"}
 
 

@@ -24,7 +24,7 @@ from mooring_paper.context.seed_statistics import summarize_seeds
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.page.page_writer import write_page
 from mooring_paper.page.protocol_table import protocol_table
-from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
+from mooring_paper.page.provenance import backbones_table, missing_data_lines, training_summary
 from mooring_paper.page.verdict import answer, difference_lines, verdict_sentences
 from mooring_paper.paper_command import _portable_command
 from mooring_paper.published.published_numbers import published
@@ -141,26 +141,15 @@ def test_backbones_have_the_accuracy_and_recipe_of_their_files(tmp_path, data_fo
     ]
     assert [row.get("accuracy") for row in rows] == [78.2, 78.2, None, None]
     assert rows[3] == {"network": "resnet18-third", "backbone": "none: random start"}
-    assert "backbones of another recipe" in " ".join(protocol_lines(context, [], backbones_table(context)))
-
-
-def test_protocol_lists_what_differs_from_the_paper(tmp_path, data_folder):
-    context = PaperContext(Study(tmp_path / "p.sqlite"), replace(PAPER.with_data(data_folder), seeds=3))
-    trained = [run("ewc", dtype="bf16")]
-    results = [TargetResult("claims", results=trained)]
-    same, different = protocol_lines(context, results, backbones_table(context))
-    assert same.startswith("**As in the paper**: regimes (1 epoch with batch 10, 30 epochs with batch 256)")
-    assert "3 seeds" in different
-    assert "without caltech256" in different
-    assert "bf16" in different
-    assert "up to 20 seeds for claims that 3 leave undecided" in different
-    assert "backbones of another recipe" in different
-    assert "seeds" not in same
 
 
 def test_protocol_table_says_what_is_done_here_from_the_code():
-    rows = {row["item"]: row for row in protocol_table(replace(PAPER, seeds=4)).rows}
-    assert rows["seeds"]["here"] == "4 seeds"
+    table = protocol_table(replace(PAPER, seeds=4), {"tf32", "bf16"}, {"epochs 30"})
+    rows = {row["item"]: row for row in table.rows}
+    assert rows["seeds"]["here"] == f"4, up to {PAPER.max_seeds} for claims they leave undecided"
+    assert rows["precision"]["here"] == "bf16, tf32"
+    assert rows["recipe of the backbone"]["here"].startswith("epochs 30 (60 epochs")
+    assert rows["data sets"]["here"] == "cifar100, flowers102, caltech256"
     assert rows["momentum"]["here"] == f"{RunSpec('digits', '0', 'plain', 0).momentum:g}, reset at each task"
     assert rows["running average"]["here"].startswith(f"{1 - mooring.EWC().decay:g} on the new score")
     assert rows["damping of SI and RWalk"]["here"].startswith(f"{mooring.RWalk().damping:g};")

@@ -8,10 +8,10 @@ import pytest
 from mooring.errors import MooringError
 from mooring_lab.streams.options import StreamOptions
 from mooring_lab.study.study import Study
+from mooring_paper.claims import stand_in
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import CONTROLS, MINIATURE, PAPER, ROWS
 from mooring_paper.page.page_writer import write_page
-from mooring_paper.tables import stand_in
 
 DIGITS = StreamOptions("digits", limit=50)
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,9 @@ from mooring_paper.context.paper_context import MissingRuns, PaperContext, paper
 from mooring_paper.context.scale import CONTROLS, MINIATURE, PAPER, PUBLISHED_CODE, ROWS
 from mooring_paper.context.target_result import means_agree
 from mooring_paper.published.published_numbers import Setting, published, published_setting
-from mooring_paper.stored_page import StoredPage
 from mooring_paper.tables import accuracy_tables, as_published, grid_search
 from mooring_paper.targets import TARGETS, select_targets
-
-STORED = Path(__file__).parents[2] / "docs" / "reproduction"
+from paper.stored import STORED, StoredPage
 
 SETTINGS = 2 * 2 * (6 * 3 + 10)
 """Of the miniature's grid: two regimes, two learning rates, three strengths for six methods, and ten without one."""

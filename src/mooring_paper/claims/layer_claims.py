@@ -10,12 +10,7 @@ from mooring_paper.context.scale import EXPLICIT, REGULARIZERS
 from mooring_paper.context.target_result import TargetResult
 from mooring_paper.figures import effective_lr
 from mooring_paper.figures.cka import deep_cka, shallow_cka, train_balanced
-from mooring_paper.figures.importance_by_layer import (
-    after_tasks,
-    depth_correlation,
-    relative_to_mean,
-    train_regularizers,
-)
+from mooring_paper.figures.importance_by_layer import depth_correlation, relative_to_mean, train_regularizers
 from mooring_paper.figures.roots import ROOTS, train_roots
 
 FLOAT64_TOLERANCE = 1e-10
@@ -70,8 +65,8 @@ def _unrolled(result: TargetResult) -> list[Claim]:
 
 def _depth(context: PaperContext) -> list[Claim]:
     orders: dict[str, list[float]] = {}
-    trained = train_regularizers(context)
-    runs, when = trained.values(), after_tasks(trained)
+    by_data, when = train_regularizers(context)
+    runs = by_data.values()
     for methods in runs:
         for name, results in methods.items():
             order = depth_correlation(relative_to_mean(results))

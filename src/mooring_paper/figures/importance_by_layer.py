@@ -16,14 +16,7 @@ from mooring_lab.model.results import Result
 from mooring_lab.report.logarithm import ticks
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.style import WIDTH
-from mooring_paper.context.paper_context import (
-    FIRST_TASK,
-    MethodRuns,
-    PaperContext,
-    all_runs,
-    paper_setting,
-    train_methods,
-)
+from mooring_paper.context.paper_context import MethodRuns, PaperContext, all_runs, paper_setting, train_methods
 from mooring_paper.context.scale import REGULARIZERS
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.figures.panels import LayerLine, draw_layer_lines, value_range
@@ -32,10 +25,10 @@ LayerIntervals = Mapping[str, Interval]
 """log10 of the relative importance of each layer."""
 
 
-def train_regularizers(context: PaperContext) -> MethodRuns:
-    """Return the runs of the four penalties at the paper's settings: of the first task alone, as the paper has them.
+def train_regularizers(context: PaperContext) -> tuple[MethodRuns, str]:
+    """Return the runs of the four penalties at the paper's settings, and after which tasks they are measured.
 
-    Where these are not stored, it is the runs of all tasks.
+    It is the first task alone, as in the paper; all tasks where only these runs are stored.
     """
     specs = {}
     for condition, name in product(context.scale.first_conditions(), REGULARIZERS):
@@ -43,28 +36,15 @@ def train_regularizers(context: PaperContext) -> MethodRuns:
         stream = context.first_task(condition.data)
         specs[condition.data, name] = [replace(s, stream=stream.name, data=stream.fingerprint) for s in runs]
     if not all(map(context.has, specs.values())):
-        return train_methods(context, {name: name for name in REGULARIZERS})
+        return train_methods(context, {name: name for name in REGULARIZERS}), "after all tasks"
     known = context.run_groups(specs)
-    return {data: {name: known[data, name] for name in REGULARIZERS} for data in context.scale.streams}
-
-
-def after_tasks(runs: MethodRuns) -> str:
-    """Return after which tasks the importance of runs is measured.
-
-    Example:
-        >>> from mooring_lab.model.spec import RunSpec
-        >>> spec = RunSpec("digits, first task", "0", "ewc", 0)
-        >>> after_tasks({"digits": {"ewc": [Result(spec, "finished", "", [], [])]}})
-        'after the first task'
-    """
-    first = all(run.spec.stream.endswith(FIRST_TASK) for run in all_runs(runs))
-    return "after the first task" if first else "after all tasks"
+    runs_by_data = {data: {name: known[data, name] for name in REGULARIZERS} for data in context.scale.streams}
+    return runs_by_data, "after the first task"
 
 
 def run(context: PaperContext) -> TargetResult:
     """Measure mean importance by layer, relative to the mean over the layers of the run."""
-    runs = train_regularizers(context)
-    when = after_tasks(runs)
+    runs, when = train_regularizers(context)
     tables = []
     lines: dict[str, dict[str, LayerIntervals]] = {}
     for data, methods in runs.items():

@@ -13,7 +13,7 @@ from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.page import verdict
 from mooring_paper.page.compact_tables import NOT_ALL_SEEDS, changes_table, claims_tables, compact_table, settings_table
 from mooring_paper.page.protocol_table import protocol_table
-from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
+from mooring_paper.page.provenance import backbones_table, missing_data_lines, training_summary
 from mooring_paper.published.numbering import ITEMS
 from mooring_paper.tables.accuracy_tables import AS_PUBLISHED, CODE_WIDTHS, OUR_SETTINGS, PAPER_SETTINGS
 from mooring_paper.targets import TARGETS, lacks_data
@@ -114,8 +114,10 @@ def page_blocks(
         blocks += ["## Table 1 beside the paper's", *compared] if compared else []
     backbones = backbones_table(context)
     blocks += ["## Details", *_details(results, figures)]
-    protocol = [*bullet_list(protocol_lines(context, results, backbones)), protocol_table(context.scale)]
-    blocks.append(FoldedBlock("Protocol: the paper, the authors' code, and what is done here", protocol))
+    dtypes = {run.spec.dtype for result in results if result.name != "reasons" for run in result.results}
+    recipes = {str(row.get("recipe") or "not recorded") for row in backbones.rows}
+    protocol = protocol_table(context.scale, dtypes, recipes)
+    blocks.append(FoldedBlock("Protocol: the paper, the authors' code, and what is done here", [protocol]))
     details: list[Block] = [training_summary(runs), f"```\n{command}\n```", *bullet_list(missing_data_lines(context))]
     if context.backbones:
         details += ["Seed k starts from backbone k of its network, modulo their number:", backbones, FILES_NOTE]

@@ -1,4 +1,4 @@
-"""What a reproduction was made from: runs, time, data, backbones, and how it departs from the paper's protocol."""
+"""What a reproduction was made from: runs, time, data and backbones."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.results import Result
 from mooring_lab.networks.initialization import BackboneWeights
 from mooring_lab.report.narrative import duration
 from mooring_lab.streams.named_datasets import NAMED_DATASETS
 from mooring_lab.study.pretraining import RECIPES, read_metadata
 from mooring_paper.context.paper_context import PaperContext
-from mooring_paper.context.scale import PAPER
-from mooring_paper.context.target_result import PAPER_SEEDS, ResultTable, TargetResult
+from mooring_paper.context.target_result import ResultTable
 
 BACKBONE_COLUMNS = ("network", "backbone", "fingerprint", "accuracy", "trained on", "recipe")
 PAPER_RECIPE = "that of the authors' code"
@@ -81,30 +79,3 @@ def _recipe(metadata: Mapping[str, Any]) -> str | None:
     papers = asdict(RECIPES["paper"])
     changed = [f"{name} {metadata[name]}" for name in RECIPE_FIELDS if metadata[name] != papers[name]]
     return ", ".join(changed).replace("_", " ") or PAPER_RECIPE
-
-
-def protocol_lines(context: PaperContext, results: Sequence[TargetResult], backbones: ResultTable) -> list[str]:
-    """Return what follows the paper's protocol exactly, what does not, and what the paper does not say."""
-    scale = context.scale
-    names = ", ".join(f"{r.epochs} epoch{'s' if r.epochs > 1 else ''} with batch {r.batch}" for r in scale.regimes)
-    facts = {
-        f"regimes ({names})": scale.regimes == PAPER.regimes,
-        f"grid of {len(scale.lrs)} learning rates and {len(scale.strengths)} strengths": (scale.lrs, scale.strengths)
-        == (PAPER.lrs, PAPER.strengths),
-        f"search on the first {scale.search_tasks} tasks": scale.search_tasks == PAPER.search_tasks,
-        pluralize(scale.seeds, "seed"): scale.seeds == PAPER_SEEDS,
-        f"data ({', '.join(scale.streams)})": set(scale.streams) <= set(PAPER.streams),
-    }
-    same = [fact for fact, holds in facts.items() if holds]
-    different = [fact for fact, holds in facts.items() if not holds]
-    lines = [f"**As in the paper**: {'; '.join([*same, 'SGD with momentum 0.9', 'one head for each task'])}."]
-    if scale.missing_data:
-        different.append(f"without {', '.join(scale.missing_data)}")
-    dtypes = {run.spec.dtype for result in results if result.name != "reasons" for run in result.results}
-    if "bf16" in dtypes:
-        different.append("matrix products in bf16 (`reasons` tests the effect)")
-    if scale.max_seeds > scale.seeds and any(result.name == "claims" for result in results):
-        different.append(f"up to {scale.max_seeds} seeds for claims that {scale.seeds} leave undecided")
-    if {row.get("recipe") for row in backbones.rows} != {PAPER_RECIPE}:
-        different.append("backbones of another recipe, or of one that is not recorded")
-    return [*lines, f"**Different**: {'; '.join(different)}."] if different else lines

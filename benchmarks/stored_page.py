@@ -1,7 +1,15 @@
-"""A page that was written before, as the source of its runs: it can be written again without training anything."""
+"""Write the page of a reproduction again from its own `runs.json` and `findings.json`, without training or data.
 
+A change of the page or of a claim needs no GPU then. Results that read weights are kept as they are.
+
+    python benchmarks/stored_page.py docs/reproduction
+"""
+
+import argparse
 import json
 import math
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +24,8 @@ from mooring_lab.study.study import Study
 from mooring_paper.context.paper_context import MissingRuns, PaperContext
 from mooring_paper.context.scale import PAPER, Scale
 from mooring_paper.context.target_result import ResultTable, TargetResult
+from mooring_paper.page.page_writer import write_page
+from mooring_paper.targets import run_targets, select_targets
 
 KEPT_TARGETS = ("effective-lr", "fig-backbone")
 """Targets that read weights, which a page does not store: their results are kept as they are."""
@@ -125,7 +135,7 @@ class StoredContext(PaperContext):
         specs = {spec for request in requests for spec in request.specs}
         if missing := sorted(f"{spec.method} on {spec.stream}" for spec in specs if spec not in self.page.runs):
             lacking = f"{self.page.folder} lacks {pluralize(len(missing), 'run')}, such as {missing[0]}"
-            raise MooringError(f"{lacking}: leave --from out, to train them")
+            raise MooringError(f"{lacking}: train them with `mooring paper`")
         for request in requests:
             self._results[request.reject].update((spec, self.page.runs[spec]) for spec in request.specs)
 
@@ -200,3 +210,25 @@ def _kept_target(entry: Mapping[str, Any], runs: Mapping[str, Result]) -> Target
         for f in entry["figures"]
     ]
     return TargetResult(name, entry["text"], tables, [runs[key] for key in entry["runs"]], lambda: drawings)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page of a folder again."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="the folder that `mooring paper all` wrote")
+    parser.add_argument("--out", type=Path, help="the folder of the new page; by default the same")
+    options = parser.parse_args(arguments)
+    try:
+        page = StoredPage.read(options.folder)
+    except MooringError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        context = page.context(Study(Path(folder) / "empty.sqlite"))
+        results = run_targets(select_targets(["all"], page.scale.missing_data), context)
+        print(write_page(results, options.out or options.folder, context, command=page.command))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
