@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from recomputation.claim_definitions import compare_claims
+from recomputation.claim_comparison import compare_claims
 from recomputation.comparison import Disagreement
 from recomputation.run_records import Reproduction
 from recomputation.table_cells import compare_tables, grid_rows, published_rows, table_rows
@@ -23,6 +23,7 @@ TABLES = {
     "table1": partial(table_rows, target="table1"),
     "resnet": partial(table_rows, target="resnet"),
     "as-published": published_rows,
+    "stand-in": partial(table_rows, target="stand-in"),
 }
 """The expected rows of each target with tables."""
 FIGURES = ("fig-negative", "fig-violations", "fig-importance", "fig-cka", "roots", "effective-lr")

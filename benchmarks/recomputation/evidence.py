@@ -93,25 +93,38 @@ class Evidence:
     Args:
         reproduction: the files.
         at_paper_settings: whether rows of the tables are those at the paper's settings, without added seeds.
+        stands_in: whether the claims are those on data that stand in for the paper's, which get no added seeds.
+
+    Attributes:
+        conditions: the columns that claims on the tables are about.
     """
 
-    def __init__(self, reproduction: Reproduction, *, at_paper_settings: bool = False) -> None:
-        self.reproduction, self.at_paper_settings = reproduction, at_paper_settings
+    def __init__(self, reproduction: Reproduction, *, at_paper_settings: bool = False, stands_in: bool = False) -> None:
+        self.reproduction, self.at_paper_settings, self.stands_in = reproduction, at_paper_settings, stands_in
+        self.conditions = reproduction.stand_in_conditions if stands_in else reproduction.main_conditions
 
     @cached_property
     def grids(self) -> dict[Condition, dict[str, GridCell]]:
-        """The grid search."""
+        """The grid search on the paper's data sets."""
+        stand_ins = self.reproduction.stand_in_conditions
+        return {c: methods for c, methods in self._every_grid.items() if c not in stand_ins}
+
+    @cached_property
+    def _every_grid(self) -> dict[Condition, dict[str, GridCell]]:
         return grid_cells(self.reproduction)
 
     @cached_property
     def looks(self) -> list[int]:
         """The numbers of seeds at which a difference is looked at: five more each time, up to the most."""
         first, last = (self.reproduction.scale[name] for name in ("seeds", "max_seeds"))
+        if self.stands_in:
+            return [first]
         return [*range(first, last, SEEDS_PER_LOOK), max(first, last)]
 
     @cached_property
     def _claimed(self) -> Rows:
-        runs = self.reproduction.runs_of("claims")
+        targets = ("table1", "stand-in") if self.stands_in else ("claims",)
+        runs = [run for target in targets for run in self.reproduction.runs_of(target)]
         return rows_by_setting(run for run in runs if run.part == "trained" and not run.has_fresh_heads)
 
     def rows_of(self, target: str) -> Rows:
@@ -126,7 +139,7 @@ class Evidence:
         """The seeds of each method at our setting or at the paper's, by condition and method."""
         if self.at_paper_settings:
             return self._paper_table()
-        chosen = {(c, m): cell.best for c, methods in self.grids.items() for m, cell in methods.items()}
+        chosen = {(c, m): cell.best for c, methods in self._every_grid.items() for m, cell in methods.items()}
         return {(c, m): self._claimed.get((c, m, s), []) for (c, m), s in chosen.items() if s is not None}
 
     def _paper_table(self) -> dict[tuple[Condition, str], Sequence[RunRecord]]:

@@ -172,6 +172,12 @@ class Reproduction:
         return [Condition(network, regime, data) for regime in regimes for data in streams]
 
     @property
+    def stand_in_conditions(self) -> list[Condition]:
+        """The columns of the data sets that the paper does not have."""
+        network, regimes = self.scale["network"], self.scale["regimes"]
+        return [Condition(network, regime, data) for regime in regimes for data in self.scale["stand_ins"]]
+
+    @property
     def second_conditions(self) -> list[Condition]:
         """The columns of the second network's table, in the first regime."""
         return [Condition(self.scale["second_network"], self.first_regime, data) for data in self.scale["streams"]]

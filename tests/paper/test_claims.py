@@ -246,7 +246,20 @@ def test_plain_is_not_inferior_to_ewc_without_the_papers_own_pair():
 def test_simple_penalties_are_compared_with_the_popular_ones():
     simple = [row(name, [64.0, 64.1, 63.9], forgotten=0.2) for name in ("uniform", "random")]
     rows = {CONDITION: by_method([row("plain", [50.0, 50.1, 49.9], forgotten=9.0), *WORSE, *simple])}
-    assert verdicts(table_claims._against_simple(EVIDENCE, rows)) == ["holds"] * 3
+    *compared, representations = table_claims._against_simple(EVIDENCE, rows)
+    assert verdicts(compared) == ["holds"] * 3
+    assert representations.verdict == "not decided"  # these runs have no CKA
+    similar = {
+        m: replace(r, results=tuple(map(with_cka(m in ("uniform", "random")), r.results)))
+        for m, r in rows[CONDITION].items()
+    }
+    *_, representations = table_claims._against_simple(EVIDENCE, {CONDITION: similar})
+    assert representations.verdict == "holds"
+    assert representations.ours.startswith("+0.4000")
+
+
+def with_cka(high):
+    return lambda run: replace(run, cka={"first": 1.0, "last": 0.9 if high else 0.5})
 
 
 # More seeds

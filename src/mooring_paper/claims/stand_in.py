@@ -7,7 +7,7 @@ from mooring_paper.claims.method_pairs import Evidence
 from mooring_paper.claims.sequential_verdict import LookSchedule
 from mooring_paper.claims.table_claims import character_claims
 from mooring_paper.context.paper_context import PaperContext, unique_runs
-from mooring_paper.context.scale import ROWS, Condition
+from mooring_paper.context.scale import CONTROLS, ROWS, Condition
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, condition_table, runs_at_our_settings
 from mooring_paper.tables.grid_search import search
@@ -26,7 +26,7 @@ def run(context: PaperContext) -> TargetResult:
     conditions = [Condition(scale.network, regime, data) for regime in scale.regimes for data in scale.stand_ins]
     if not conditions:
         return TargetResult("stand-in", [NOT_RUN])
-    runs = runs_at_our_settings(context, conditions, ROWS)
+    runs = runs_at_our_settings(context, conditions, (*ROWS, *CONTROLS))
     searched = search(context, conditions)
     tables = [condition_table(condition, results, OUR_SETTINGS) for condition, results in runs.items() if results]
     tables.append(ResultTable(CLAIMS, COLUMNS, [claim.to_row() for claim in _claims(context, conditions)]))

@@ -216,6 +216,13 @@ def _against_simple(evidence: Evidence, rows: MethodRows) -> list[Claim]:
             f"accuracy, each of uniform and random minus {popular}",
             "accuracy",
         ),
+        simple.swapped.mean(
+            "Uniform or random importance preserves the representations of deep layers better than the popular "
+            "definitions.",
+            f"CKA of the deeper half of the layers, each of uniform and random minus {popular}",
+            deep_cka,
+            spec="+.4f",
+        ),
     ]
 
 

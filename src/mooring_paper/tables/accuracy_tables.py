@@ -99,7 +99,8 @@ def runs_at_our_settings(
 ) -> dict[Condition, list[Result]]:
     """Return the runs of the tables, each method at the setting of our search."""
     specs = {}
-    for condition, settings in _our_settings(context, conditions, (*methods, *CONTROLS)).items():
+    searched = tuple(dict.fromkeys((*methods, *CONTROLS)))
+    for condition, settings in _our_settings(context, conditions, searched).items():
         specs[condition] = _specs(context, condition, {name: settings[name] for name in methods if name in settings})
     return context.run_groups(specs)
 
