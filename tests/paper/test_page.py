@@ -116,6 +116,11 @@ def test_summary_gives_models_iterations_time_and_device():
     summary = training_summary([run(), run(seed=1), run(seed=2)])
     assert "3 models were trained (3 finished), 2,100 iterations" in summary
     assert "1 min 30 s on NVIDIA H200" in summary
+    assert "Of this" not in summary
+    published, other = run("si-as-published"), run(seed=5)
+    elsewhere = replace(other, spec=replace(other.spec, stream="caltech101, trained"))
+    summary = training_summary([run(), published, elsewhere])
+    assert "Of this, the authors' code 30.0 s, data that stand in 30.0 s." in summary
 
 
 def test_missing_data_sets_are_named(tmp_path, data_folder):

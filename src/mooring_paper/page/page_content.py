@@ -119,10 +119,8 @@ def page_blocks(
     protocol = protocol_table(context.scale, dtypes, recipes)
     blocks.append(FoldedBlock("Protocol: the paper, the authors' code, and what is done here", [protocol]))
     details: list[Block] = [training_summary(runs), f"```\n{command}\n```", *bullet_list(missing_data_lines(context))]
-    if context.backbones:
-        details += ["Seed k starts from backbone k of its network, modulo their number:", backbones, FILES_NOTE]
-    else:
-        details += ["Every run starts from random weights.", FILES_NOTE]
+    by_seed = ["Seed k starts from backbone k of its network, modulo their number:", backbones]
+    details += [*(by_seed if context.backbones else ["Every run starts from random weights."]), FILES_NOTE]
     blocks.append(FoldedBlock("Runs, backbones, and how to repeat it", details))
     blocks.append(FoldedBlock("The paper's own numbers: which target is which", [_item_table(context)]))
     return blocks

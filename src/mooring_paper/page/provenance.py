@@ -12,6 +12,7 @@ from mooring_lab.report.narrative import duration
 from mooring_lab.streams.named_datasets import NAMED_DATASETS
 from mooring_lab.study.pretraining import RECIPES, read_metadata
 from mooring_paper.context.paper_context import PaperContext
+from mooring_paper.context.scale import PAPER, PUBLISHED_SUFFIX
 from mooring_paper.context.target_result import ResultTable
 
 BACKBONE_COLUMNS = ("network", "backbone", "fingerprint", "accuracy", "trained on", "recipe")
@@ -21,7 +22,7 @@ RECIPE_FIELDS = ("epochs", "lr", "batch", "momentum", "weight_decay", "flips", "
 
 
 def training_summary(runs: Sequence[Result]) -> str:
-    """Return how many models were trained, for how long and on what device."""
+    """Return how many models were trained, for how long and on what device, and which part is an addition."""
     statuses = Counter(result.status for result in runs)
     outcome = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
     times: dict[str, float] = defaultdict(float)
@@ -29,11 +30,16 @@ def training_summary(runs: Sequence[Result]) -> str:
         times[str(result.versions.get("device", "an unknown device"))] += result.seconds
     durations = " and ".join(f"{duration(seconds)} on {device}" for device, seconds in times.items())
     steps = sum(result.steps for result in runs)
+    of_the_code = [r for r in runs if r.spec.method.endswith(PUBLISHED_SUFFIX) or r.spec.network == PAPER.code_network]
+    stand_ins = [r for r in runs if r.spec.stream.partition(",")[0] in PAPER.stand_ins]
+    added = {"the authors' code": of_the_code, "data that stand in": stand_ins}
+    parts = [f"{name} {duration(sum(r.seconds for r in group))}" for name, group in added.items() if group]
+    additions = f" Of this, {', '.join(parts)}." if parts else ""
     rejected = " Rejected runs were stopped after the first task because their penalty would have extrapolated."
     return (
         f"{len(runs)} models were trained ({outcome or 'none'}), {steps:,} iterations in total. They took "
         f"{durations or 'no time'}; the time of a fleet is divided among its runs."
-        f"{rejected if statuses['rejected'] else ''}"
+        f"{additions}{rejected if statuses['rejected'] else ''}"
     )
 
 
