@@ -22,6 +22,9 @@ MethodKey = tuple[Condition, str]
 EXPLANATIONS = {"explains it": "explained by", "may explain it": "perhaps explained by"}
 """How a reason begins, by the verdict on the change."""
 
+TRAINED = {change.name for change in CHANGES if change.trains}
+"""The changes of a run; the others change the measure alone."""
+
 UNEXPLAINED = "not explained by any change that was tested"
 
 
@@ -148,11 +151,15 @@ def closer_changes(effects: Sequence[Effect]) -> list[tuple[Effect, PaperCell]]:
 def explain(by_metric: Mapping[str, Sequence[Effect]], metric: str) -> list[str]:
     """Return why a cell differs: every change that explains its row, or the one that leaves the smallest difference.
 
+    Empty if no change of a run was tested.
+
     Args:
         by_metric: the effects on accuracy and on forgetting. A change explains neither unless both then agree.
         metric: that of the cell.
     """
     effects = by_metric[metric]
+    if not TRAINED & {effect.change for effect in effects}:
+        return []
     for verdict, prefix in EXPLANATIONS.items():
         matching = [effect.change for effect in effects[1:] if effect.verdict == verdict]
         if matching := [change for change in matching if row_agrees(by_metric, change)]:
@@ -278,8 +285,7 @@ def _promising(specs: Mapping[str, list[RunSpec]], key: MethodKey, effects: Effe
 
 def _tested_text(context: PaperContext, regime: Regime, methods: Sequence[Mapping[str, Sequence[Effect]]]) -> str:
     """Return how many changes were tested with the methods that differ in a regime, and with how many seeds."""
-    trained = {change.name for change in CHANGES if change.trains}
-    counts = [len(trained & {e.change for tested in by_metric.values() for e in tested}) for by_metric in methods]
+    counts = [len(TRAINED & {e.change for tested in by_metric.values() for e in tested}) for by_metric in methods]
     if not counts:
         return f"No method differs in {regime.name}."
     few, many = min(counts), max(counts)

@@ -19,8 +19,6 @@ PRECISION_METHODS = ("plain", "ewc", "explicit-ewc")
 MAX_SEEDS_ELSEWHERE = 3
 """The seeds of a changed run outside the first regime, where a run takes much longer."""
 
-WITH_DAMPING = ("si", "rwalk", "explicit-si", "explicit-rwalk")
-
 SpecChange = Callable[[PaperContext, Condition, RunSpec], RunSpec | None]
 """Returns the changed specification of a run; None if there is nothing to change."""
 
@@ -111,6 +109,7 @@ def _without_last_task(result: Result, metric: str) -> float:
     return value * tasks / (tasks - 1) if metric == "forgetting" and tasks > 1 else value
 
 
+_WITH_DAMPING = ("si", "rwalk", "explicit-si", "explicit-rwalk")
 _WITH_STRENGTH = tuple(method for method in ROWS if find_method(method).has_strength)
 
 BASE = Change("nothing", _set(), regimes="all", trains=False)
@@ -129,7 +128,7 @@ CHANGES: tuple[Change, ...] = (
     Change("strength / batch", _scale_strength(lambda spec: 1 / spec.batch), _WITH_STRENGTH, "all"),
     # The authors' public code, where it differs from the equations.
     Change("the authors' definition", _variant("as-published"), PUBLISHED_CODE, "all", always=True),
-    Change("damping 1e-10", _variant("damping-1e-10"), WITH_DAMPING, "all", always=True),
+    Change("damping 1e-10", _variant("damping-1e-10"), _WITH_DAMPING, "all", always=True),
     Change("weight decay as in the code", _decay_of_the_code, regimes="all", always=True),
     Change("scored with unrestored biases", _variant("unrestored"), REPLAY, "all", apart=True, always=True),
     # Definitions, and what the paper does not specify: it gives no learning rate for plain fine-tuning.

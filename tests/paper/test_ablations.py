@@ -337,6 +337,12 @@ def test_change_explains_a_cell_only_if_the_whole_row_then_agrees():
     assert explain(differing, "accuracy") == ["not explained by any change that was tested; momentum 0 comes closest"]
 
 
+def test_a_cell_for_which_no_change_of_a_run_was_tested_has_no_reason():
+    runs = {BASE.name: runs_with(BEFORE), CHANGES[-1].name: runs_with(BEFORE)}
+    assert explain({"forgetting": measure_effects((CONDITION, "ewc"), runs, "forgetting")}, "forgetting") == []
+    assert explain({"accuracy": measure_effects((CONDITION, "ewc"), runs, "accuracy")}, "accuracy") == []
+
+
 def test_change_of_the_measure_leaves_the_accuracy_as_it_is():
     by_metric = effects_on_both(PAPERS, [2.0, 2.2, 1.9, 2.1, 2.0])
     by_metric["accuracy"] = by_metric["accuracy"][:1]  # which differs

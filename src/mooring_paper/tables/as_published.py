@@ -20,8 +20,8 @@ def run(context: PaperContext) -> TargetResult:
     specs = {(condition, AS_PUBLISHED): _specs(context, condition) for condition in scale.conditions()}
     if scale.code_network in context.backbones:
         for condition in scale.second_conditions():
-            own = second_specs(context, condition)
-            specs[condition, CODE_WIDTHS] = [_with_network(context, spec, scale.code_network) for spec in own]
+            own = [replace(spec, network=scale.code_network) for spec in second_specs(context, condition)]
+            specs[condition, CODE_WIDTHS] = [context.with_seed(spec, spec.seed) for spec in own]
     runs = context.run_groups({key: group for key, group in specs.items() if group and context.has(group)})
     tables = [condition_table(condition, results, settings) for (condition, settings), results in runs.items()]
     return TargetResult("as-published", [] if tables else [NOT_RUN], tables, unique_runs(runs.values()))
@@ -34,7 +34,3 @@ def _specs(context: PaperContext, condition: Condition) -> list[RunSpec]:
         for method in PUBLISHED_CODE
         for spec in context.seed_specs(condition, method, paper_setting(context.scale, condition, method))
     ]
-
-
-def _with_network(context: PaperContext, spec: RunSpec, network: str) -> RunSpec:
-    return context.with_seed(replace(spec, network=network), spec.seed)
