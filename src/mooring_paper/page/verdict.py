@@ -98,9 +98,9 @@ def _families(cells: Sequence[PaperCell]) -> dict[str, list[PaperCell]]:
 
 def _explained_sentences(result: TargetResult, reasons: Mapping[CellKey, Sequence[str]] | None) -> list[str]:
     """Return how many differences of the main table are explained for certain, perhaps, and not at all."""
-    if reasons is None:
+    groups = {} if reasons is None else _by_cause(result, main_settings(result), reasons)
+    if not groups:
         return []
-    groups = _by_cause(result, main_settings(result), reasons)
     counts = Counter({cause: len(cells) for cause, cells in groups.items()})
     sure = sum(count for cause, count in counts.items() if cause.startswith("explained by"))
     perhaps = sum(count for cause, count in counts.items() if cause.startswith("perhaps"))
