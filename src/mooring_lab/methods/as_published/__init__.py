@@ -2,8 +2,8 @@
 
 The code is https://github.com/EkdeepSLubana/QRforgetting, commit 317fd2d (MIT). What differs: the penalty has no 1/2,
 and scores read the gradient with the penalty's; SI and RWalk have a path of their own (`mooring.SI`); MAS adds the
-gradient of a second pass to the task's; the explicit step returns weights that never mattered; replay has heads, steps
-and a memory of its own (`slot_memory.py`).
+gradient of a second pass to the task's; the explicit step returns weights that never mattered. Replay as published is
+with the other forms of replay.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import mooring
-from mooring_lab.methods import interpolations, penalties, replay
 from mooring_lab.methods.importance_table import IMPORTANCES as IMPORTANCE_TABLE
-from mooring_lab.methods.strengths import DIGITS_STRENGTHS, SAMPLES
+from mooring_lab.methods.strengths import DIGITS_STRENGTHS
+from mooring_lab.model.known_methods import METHODS as TEXTBOOK
 from mooring_lab.model.method import Method, PluginOptions, ReplayOptions
 
 if TYPE_CHECKING:
@@ -24,14 +24,7 @@ if TYPE_CHECKING:
     from mooring.rules.pull import Number
 
 DAMPING = 1e-10
-TEXTBOOK = {method.name: method for method in (*penalties.METHODS, *interpolations.METHODS, *replay.METHODS)}
-"""The methods as the equations define them."""
-
-SLOT_MEMORY = "mooring_lab.methods.as_published.slot_memory"
-REPLAY = {
-    "er": ReplayOptions(f"{SLOT_MEMORY}:SliceReplay", past_only=True, updates=2, fresh_heads=True),
-    "a-gem": ReplayOptions(f"{SLOT_MEMORY}:SliceAGEM", past_only=True, fresh_heads=True),
-}
+REPLAY = ("er", "a-gem")
 
 
 @dataclass(frozen=True)
@@ -109,18 +102,15 @@ VARIANTS = [
         for name, make in IMPORTANCES.items()
     ),
     *(
-        Method(f"{name}-as-published", f"{name} as the paper's public code defines it", memory=SAMPLES, plugin=plugin)
-        for name, plugin in REPLAY.items()
-    ),
-    *(
         replace(TEXTBOOK[f"{form}{name}"], name=f"{form}{name}-damping-1e-10", importance=partial(_damped, name))
         for name in ("si", "rwalk")
         for form in ("", "explicit-")
+        if f"{form}{name}" in TEXTBOOK
     ),
     *(
         replace(TEXTBOOK[name], name=f"{name}-unrestored", plugin=replace(plugin, restores_biases=False))
         for name in REPLAY
-        if isinstance(plugin := TEXTBOOK[name].plugin, ReplayOptions)
+        if name in TEXTBOOK and isinstance(plugin := TEXTBOOK[name].plugin, ReplayOptions)
     ),
     *(
         replace(method, name=f"{name}-decays-first", first_decay=1e-4)
