@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from recomputation.run_records import Condition, Reproduction, RunRecord, Setting, rows_by_setting
+from recomputation.run_records import EXPLICIT, REPLAY, Condition, Reproduction, RunRecord, Setting, rows_by_setting
 from recomputation.seed_intervals import SeedInterval, interval, verdict_on_range
 from recomputation.table_cells import GridCell, grid_cells
 
@@ -27,7 +27,7 @@ class Recomputed(NamedTuple):
         words: names that "ours" must contain.
         scopes: how many of how many pairs the definition must say that a mean is over.
         seeds: the seeds of every comparison.
-        details: the numbers of "ours" after the word "gains".
+        details: the numbers of "ours" after the first semicolon, if they are computed.
     """
 
     numbers: Sequence[float]
@@ -88,25 +88,44 @@ class Look(NamedTuple):
 
 
 class Evidence:
-    """The runs behind the claims, and the differences between them."""
+    """The runs behind the claims, and the differences between them.
 
-    def __init__(self, reproduction: Reproduction) -> None:
-        self.reproduction = reproduction
+    Args:
+        reproduction: the files.
+        at_paper_settings: whether rows of the tables are those at the paper's settings, without added seeds.
+        stands_in: whether the claims are those on data that stand in for the paper's, which get no added seeds.
+
+    Attributes:
+        conditions: the columns that claims on the tables are about.
+    """
+
+    def __init__(self, reproduction: Reproduction, *, at_paper_settings: bool = False, stands_in: bool = False) -> None:
+        self.reproduction, self.at_paper_settings, self.stands_in = reproduction, at_paper_settings, stands_in
+        self.conditions = reproduction.stand_in_conditions if stands_in else reproduction.main_conditions
 
     @cached_property
     def grids(self) -> dict[Condition, dict[str, GridCell]]:
-        """The grid search."""
+        """The grid search on the paper's data sets."""
+        stand_ins = self.reproduction.stand_in_conditions
+        return {c: methods for c, methods in self._every_grid.items() if c not in stand_ins}
+
+    @cached_property
+    def _every_grid(self) -> dict[Condition, dict[str, GridCell]]:
         return grid_cells(self.reproduction)
 
     @cached_property
     def looks(self) -> list[int]:
         """The numbers of seeds at which a difference is looked at: five more each time, up to the most."""
         first, last = (self.reproduction.scale[name] for name in ("seeds", "max_seeds"))
+        if self.stands_in:
+            return [first]
         return [*range(first, last, SEEDS_PER_LOOK), max(first, last)]
 
     @cached_property
     def _claimed(self) -> Rows:
-        return rows_by_setting(run for run in self.reproduction.runs_of("claims") if run.part == "trained")
+        targets = ("table1", "stand-in") if self.stands_in else ("claims",)
+        runs = [run for target in targets for run in self.reproduction.runs_of(target)]
+        return rows_by_setting(run for run in runs if run.part == "trained" and not run.has_fresh_heads)
 
     def rows_of(self, target: str) -> Rows:
         """Return the rows of a figure, with the seeds that were added for claims."""
@@ -117,9 +136,39 @@ class Evidence:
 
     @cached_property
     def table(self) -> dict[tuple[Condition, str], Sequence[RunRecord]]:
-        """The seeds of each method at our setting, by condition and method."""
-        chosen = {(c, m): cell.best for c, methods in self.grids.items() for m, cell in methods.items()}
+        """The seeds of each method at our setting or at the paper's, by condition and method."""
+        if self.at_paper_settings:
+            return self._paper_table()
+        chosen = {(c, m): cell.best for c, methods in self._every_grid.items() for m, cell in methods.items()}
         return {(c, m): self._claimed.get((c, m, s), []) for (c, m), s in chosen.items() if s is not None}
+
+    def _paper_table(self) -> dict[tuple[Condition, str], Sequence[RunRecord]]:
+        """Return the seeds of the tables; plain fine-tuning has the rate of the explicit step, or one below EWC's."""
+        rows, seeds = self._claimed, self.reproduction.scale["seeds"]
+        table: dict[tuple[Condition, str], Sequence[RunRecord]] = {}
+        for condition in (*self.reproduction.main_conditions, *self.reproduction.second_conditions):
+            for method in self.grids[condition]:
+                settings = [self.reproduction.published_setting(condition, method)]
+                if method == "plain":
+                    settings += self.reproduction.plain_settings(condition)
+                known = [rows[condition, method, s] for s in settings if s and (condition, method, s) in rows]
+                if known:
+                    table[condition, method] = [run for run in known[0] if run.seed < seeds]
+        return table
+
+    def fresh_replay(self) -> list[Pair]:
+        """Return pairs of replay with fresh heads and each explicit step, at the paper's settings."""
+        runs = [run for run in self.reproduction.runs_of("claims") if run.has_fresh_heads]
+        fresh = {(condition, method): row for (condition, method, _), row in rows_by_setting(runs).items()}
+        conditions = dict.fromkeys(condition for condition, _ in fresh)
+        table = self._paper_table()
+        return [
+            Pair(c, (a, b), fresh.get((c, a), []), table.get((c, b), []))
+            for c in self.reproduction.main_conditions
+            if c in conditions
+            for a in REPLAY
+            for b in EXPLICIT
+        ]
 
     def pairs(
         self, conditions: Sequence[Condition], first: Sequence[str], second: Sequence[str], *, every: bool = False
@@ -154,7 +203,7 @@ class Evidence:
             return [pair for pair in group if pair.all_finished(seeds)]
 
         result = Look(None, "not decided", finished(pairs, self.looks[0]), finished(minus, self.looks[0]))
-        for seeds in self.looks:
+        for seeds in self.looks[:1] if self.at_paper_settings else self.looks:
             used, others = finished(pairs, seeds), finished(minus, seeds)
             rows = [row for pair in (*used, *others) for row in (pair.first, pair.second)]
             if seeds > self.looks[0] and any(len(row) < seeds for row in rows):
@@ -186,7 +235,8 @@ class Evidence:
         papers = [self.papers(group, metric) for group in (look.used, look.minus)]
         known = bool(look.used) and all(None not in group for group in papers)
         means = [math.fsum(value or 0.0 for value in group) / len(group) if group else 0.0 for group in papers]
-        return Recomputed(look.numbers, look.verdict, [means[0] - means[1]] if known else [], (), scopes, [look.seeds])
+        numbers = [*look.numbers, *(count for scope in scopes or [(0, 0)] for count in scope)]
+        return Recomputed(numbers, look.verdict, [means[0] - means[1]] if known else [], (), scopes, [look.seeds])
 
     def papers(self, pairs: Sequence[Pair], metric: str) -> list[float | None]:
         """Return the differences between the means of the paper's tables; None where it lacks one."""

@@ -64,6 +64,11 @@ class RunRecord:
         return int(self.row["seed"])
 
     @property
+    def has_fresh_heads(self) -> bool:
+        """Whether the head of every task is a new one."""
+        return bool(self.row["heads"] == "fresh")
+
+    @property
     def setting(self) -> Setting:
         """Learning rate and strength."""
         return Setting(self.row["lr"], self.row.get("strength"))
@@ -167,6 +172,12 @@ class Reproduction:
         return [Condition(network, regime, data) for regime in regimes for data in streams]
 
     @property
+    def stand_in_conditions(self) -> list[Condition]:
+        """The columns of the data sets that the paper does not have."""
+        network, regimes = self.scale["network"], self.scale["regimes"]
+        return [Condition(network, regime, data) for regime in regimes for data in self.scale["stand_ins"]]
+
+    @property
     def second_conditions(self) -> list[Condition]:
         """The columns of the second network's table, in the first regime."""
         return [Condition(self.scale["second_network"], self.first_regime, data) for data in self.scale["streams"]]
@@ -188,6 +199,17 @@ class Reproduction:
             *where, condition.data, name
         )
         return None if found is None else Setting(found["lr"], found["lambda"])
+
+    def plain_settings(self, condition: Condition) -> list[Setting]:
+        """Return what plain fine-tuning may have in place of a setting of the paper, the first of which has runs.
+
+        With the second network that is the largest rate of the grid below EWC's, then the explicit step's rate.
+        """
+        ewc, explicit = (self.published_setting(condition, method) for method in ("ewc", "explicit-ewc"))
+        slower = [lr for lr in self.scale["lrs"] if ewc is not None and lr < ewc.lr]
+        second = condition.network == self.scale["second_network"] != self.scale["network"]
+        first = [Setting(max(slower), None)] if slower and second else []
+        return first if explicit is None else [*first, explicit]
 
     def published_violations(self, data: str, method: str) -> int | None:
         """Return how many parameters violated the bound in the paper when training first became unstable."""

@@ -58,9 +58,11 @@ def _most_accurate(scores: Mapping[Setting, Fraction]) -> tuple[Setting | None, 
 
 def grid_cells(reproduction: Reproduction) -> dict[Condition, dict[str, GridCell]]:
     """Return the search of every method under every condition of the tables."""
-    runs = [run for run in reproduction.runs_of("grids") if run.part == "searched"]
+    searched = [*reproduction.runs_of("grids"), *reproduction.runs_of("stand-in")]
+    runs = [run for run in searched if run.part == "searched"]
     cells: dict[Condition, dict[str, GridCell]] = {}
-    for condition in dict.fromkeys([*reproduction.main_conditions, *reproduction.second_conditions]):
+    everywhere = [*reproduction.main_conditions, *reproduction.second_conditions, *reproduction.stand_in_conditions]
+    for condition in dict.fromkeys(everywhere):
         here = [run for run in runs if run.condition == condition]
         cells[condition] = {
             method: GridCell([run for run in here if run.method == method]) for method in (*ROWS, *CONTROLS)
@@ -80,6 +82,8 @@ def grid_rows(reproduction: Reproduction) -> dict[str, list[Row]]:
     """Return the expected rows of the target `grids`, by title."""
     tables: dict[str, list[Row]] = {}
     for condition, methods in grid_cells(reproduction).items():
+        if condition in reproduction.stand_in_conditions:
+            continue
         rows = tables[str(condition)] = []
         for method, cell in methods.items():
             papers = reproduction.published_setting(condition, method)
@@ -98,10 +102,13 @@ def grid_rows(reproduction: Reproduction) -> dict[str, list[Row]]:
 
 
 def table_rows(reproduction: Reproduction, target: str) -> dict[str, list[Row]]:
-    """Return the expected rows of `table1` or `resnet`, by title."""
-    main = target == "table1"
-    conditions = reproduction.main_conditions if main else reproduction.second_conditions
-    methods = ROWS if main else tuple(method for method in ROWS if method not in REPLAY)
+    """Return the expected rows of `table1`, `resnet` or `stand-in`, by title."""
+    conditions = {
+        "table1": reproduction.main_conditions,
+        "resnet": reproduction.second_conditions,
+        "stand-in": reproduction.stand_in_conditions,
+    }[target]
+    methods = tuple(method for method in ROWS if method not in REPLAY) if target == "resnet" else ROWS
     trained = [run for run in reproduction.runs_of(target) if run.part == "trained"]
     seeds, chosen = rows_by_setting(trained), best_settings(reproduction)
     tables: dict[str, list[Row]] = {}
@@ -109,7 +116,9 @@ def table_rows(reproduction: Reproduction, target: str) -> dict[str, list[Row]]:
         ours = {method: chosen[condition].get(method) for method in (*methods, *CONTROLS)}
         papers = {method: reproduction.published_setting(condition, method) for method in methods}
         # The paper does not give the setting of plain fine-tuning.
-        papers["plain"] = papers["plain"] or papers["explicit-ewc"] or ours["plain"]
+        rates = [s for s in reproduction.plain_settings(condition) if (condition, "plain", s) in seeds]
+        if target != "stand-in":
+            papers["plain"] = papers["plain"] or (rates[0] if rates else ours["plain"])
         for settings, where in ((ours, "at our settings"), (papers, "at the paper's settings")):
             tables[f"{condition}, {where}"] = [
                 _table_row(reproduction, condition, method, setting, seeds.get((condition, method, setting), []))
@@ -117,6 +126,21 @@ def table_rows(reproduction: Reproduction, target: str) -> dict[str, list[Row]]:
                 if setting is not None
             ]
     return {title: rows for title, rows in tables.items() if rows}
+
+
+def published_rows(reproduction: Reproduction) -> dict[str, list[Row]]:
+    """Return the expected rows of `as-published`, by title; tables without runs are left out."""
+    runs = reproduction.runs_of("as-published")
+    tables: dict[str, list[Row]] = {}
+    for (condition, method, setting), seeds in rows_by_setting(runs).items():
+        textbook = method.removesuffix("-as-published")
+        if method == textbook:
+            condition = condition._replace(network=reproduction.scale["second_network"])
+        title = f"{condition}, {'with the widths of the published code' if method == textbook else 'as published'}"
+        expected = _table_row(reproduction, condition, textbook, setting, seeds)
+        label = expected["method"].replace(textbook, method, 1)
+        tables.setdefault(title, []).append({**expected, "method": label})
+    return tables
 
 
 def _table_row(
@@ -147,7 +171,8 @@ def compare_tables(
     reproduction: Reproduction, target: str, tables: dict[str, list[Row]]
 ) -> tuple[int, list[Disagreement]]:
     """Return how many cells were recomputed, and the disagreements with the tables of a target."""
-    written = {table["title"]: table["rows"] for table in reproduction.findings[target]["tables"]}
+    with_methods = [table for table in reproduction.findings[target]["tables"] if "claim" not in table["columns"]]
+    written = {table["title"]: table["rows"] for table in with_methods}
     count = sum(len(row) - 1 for rows in tables.values() for row in rows)
     return count, list(_compare(target, written, tables))
 

@@ -183,6 +183,23 @@ class Mooring:
             self._meter.start_task(gauge, recorded)
         return forgotten[0] if forgotten else None
 
+    @torch.no_grad()
+    def start_epoch(self) -> None:
+        """Start an epoch of a task, for importances that read the movement within one: SI or RWalk with path="rising".
+
+        Other importances do not need it, nor does the first epoch of a task.
+
+        Example:
+            >>> import mooring
+            >>> model = nn.Linear(2, 3)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> moor = mooring.attach(model, optimizer, importance=mooring.SI(path="rising", damping=1e-10))
+            >>> moor.start_epoch()
+        """
+        self._refuse_interrupted()
+        for state in self._states.records.values():
+            self.importance.start_epoch(state.importance_state, state.theta - state.device_anchor)
+
     def measured(self) -> Measurement:
         """Measure forgetting now: the divergence from the original model on the gauges, or the rise of a loss.
 

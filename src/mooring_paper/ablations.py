@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooring_lab.model.metrics import Interval, confidence_interval, paired_difference
+from mooring_lab.model.plurals import pluralize
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_paper.changes import BASE, CHANGES, Change, applicable_changes, changed_seeds
 from mooring_paper.context.paper_context import PaperContext, paper_setting, unique_runs
-from mooring_paper.context.scale import ROWS, Condition
+from mooring_paper.context.scale import ROWS, Condition, Regime
 from mooring_paper.context.seed_statistics import format_difference
 from mooring_paper.context.target_result import CELL_METRICS, PaperCell, ResultTable, TargetResult, make_cell
 from mooring_paper.published.published_numbers import published
@@ -21,7 +22,10 @@ MethodKey = tuple[Condition, str]
 EXPLANATIONS = {"explains it": "explained by", "may explain it": "perhaps explained by"}
 """How a reason begins, by the verdict on the change."""
 
-UNEXPLAINED = "not explained by any change"
+TRAINED = {change.name for change in CHANGES if change.trains}
+"""The changes of a run; the others change the measure alone."""
+
+UNEXPLAINED = "not explained by any change that was tested"
 
 
 @dataclass(frozen=True)
@@ -114,9 +118,22 @@ def differs(effects: Sequence[Effect]) -> bool:
     return cell is not None and cell.differs is True
 
 
-def is_explained(effects: Sequence[Effect]) -> bool:
-    """Return whether a change explains the cell for certain, or lets it finish and agree."""
-    return any(effect.verdict in ("explains it", "finishes, and agrees") for effect in effects[1:])
+def row_agrees(by_metric: Mapping[str, Sequence[Effect]], change: str) -> bool:
+    """Return whether accuracy and forgetting of a row both agree with the paper's under a change.
+
+    A change of the measure alone leaves the other metrics as they are.
+    """
+    cells = []
+    for effects in by_metric.values():
+        own = [effect.cell_after for effect in effects if effect.change == change]
+        cells += own or [effects[0].cell_before]
+    return all(cell is not None and cell.differs is False for cell in cells)
+
+
+def is_explained(by_metric: Mapping[str, Sequence[Effect]], metric: str) -> bool:
+    """Return whether a change explains the row for certain, or lets it finish and agree."""
+    certain = [e.change for e in by_metric[metric][1:] if e.verdict in ("explains it", "finishes, and agrees")]
+    return any(row_agrees(by_metric, change) for change in certain)
 
 
 def closer_changes(effects: Sequence[Effect]) -> list[tuple[Effect, PaperCell]]:
@@ -131,10 +148,21 @@ def closer_changes(effects: Sequence[Effect]) -> list[tuple[Effect, PaperCell]]:
     return [(effect, cell) for effect, cell in moved if cell is not None and abs(cell.difference) < limit]
 
 
-def explain(effects: Sequence[Effect]) -> list[str]:
-    """Return why a cell differs: every change that explains it, or the one that leaves the smallest difference."""
+def explain(by_metric: Mapping[str, Sequence[Effect]], metric: str) -> list[str]:
+    """Return why a cell differs: every change that explains its row, or the one that leaves the smallest difference.
+
+    Empty if no change of a run was tested.
+
+    Args:
+        by_metric: the effects on accuracy and on forgetting. A change explains neither unless both then agree.
+        metric: that of the cell.
+    """
+    effects = by_metric[metric]
+    if not TRAINED & {effect.change for effect in effects}:
+        return []
     for verdict, prefix in EXPLANATIONS.items():
-        if matching := [effect.change for effect in effects[1:] if effect.verdict == verdict]:
+        matching = [effect.change for effect in effects[1:] if effect.verdict == verdict]
+        if matching := [change for change in matching if row_agrees(by_metric, change)]:
             return [f"{prefix} {change}" for change in matching]
     closest = min(closer_changes(effects), key=lambda pair: abs(pair[1].difference), default=None)
     if effects[0].before is None or closest is None:
@@ -160,6 +188,7 @@ def run(context: PaperContext) -> TargetResult:
         for method in ROWS
     }
     runs = {key: {BASE.name: results} for key, results in context.run_groups(base).items()}
+    regimes = context.scale.regimes
     changed = {key for key in base if _needs_reason(context, key, runs[key])}
     first = {key for key in changed if key[0].regime == context.scale.regimes[0]}
 
@@ -171,19 +200,20 @@ def run(context: PaperContext) -> TargetResult:
         return {key: _effects(context, key, tested) for key, tested in runs.items()}
 
     effects = train({key: change_specs(context, *key, apart=False) for key in base if key in first})
-    unexplained = {key for key in first if not all(map(is_explained, _differing(effects[key]).values()))}
+    unexplained = {k for k in first if not all(is_explained(effects[k], metric) for metric in _differing(effects[k]))}
     again = {key: change_specs(context, *key, apart=True) for key in base if key in unexplained}
     elsewhere = {key: _promising(change_specs(context, *key), key, effects) for key in base if key in changed - first}
     effects = train(again | elsewhere)
     reasons = {
-        (*key, metric): explain(tested)
+        (*key, metric): explain(effects[key], metric)
         for key in base
         if key in changed
-        for metric, tested in _differing(effects[key]).items()
+        for metric in _differing(effects[key])
     }
     tables = [_table(condition, effects) for condition in context.scale.conditions()]
     results = unique_runs(group for changes in runs.values() for group in changes.values())
-    return TargetResult("reasons", (), tables, results, reasons=reasons)
+    text = [_tested_text(context, regime, [effects[k] for k in changed if k[0].regime == regime]) for regime in regimes]
+    return TargetResult("reasons", text, tables, results, reasons=reasons)
 
 
 def _base_specs(context: PaperContext, condition: Condition, method: str) -> list[RunSpec]:
@@ -201,7 +231,7 @@ def _effects(
     context: PaperContext, key: MethodKey, runs: Mapping[str, Sequence[Result]]
 ) -> dict[str, Sequence[Effect]]:
     """Return the effects on each metric, with a confidence for all changes that may be tested."""
-    comparisons = len(applicable_changes(context.scale, *key))
+    comparisons = len(change_specs(context, *key))
     return {metric: measure_effects(key, runs, metric, comparisons) for metric in CELL_METRICS}
 
 
@@ -228,15 +258,17 @@ def change_specs(
             continue
         seeds = changed_seeds(context.scale, condition) if change.trains else len(base)
         changed = [change.spec(context, condition, spec) for spec in base[:seeds]]
-        if None not in changed:
-            specs[change.name] = [spec for spec in changed if spec is not None]
+        known = [spec for spec in changed if spec is not None]
+        if len(known) == len(changed) and context.has(known):
+            specs[change.name] = known
     return specs
 
 
 def _promising(specs: Mapping[str, list[RunSpec]], key: MethodKey, effects: Effects) -> dict[str, list[RunSpec]]:
     """Return the changes to test outside the first regime: those that bring the method closer to the paper there.
 
-    All changes are returned if none was tested there, and those without runs of their own always.
+    All changes are returned if none was tested there. Those without runs of their own, and those that say so, are
+    returned always.
 
     Args:
         specs: the runs of each change that applies.
@@ -247,8 +279,20 @@ def _promising(specs: Mapping[str, list[RunSpec]], key: MethodKey, effects: Effe
     same = [tested for (other, name), tested in effects.items() if name == method and other.data == condition.data]
     tested = [by_change for by_metric in same for by_change in by_metric.values() if len(by_change) > 1]
     closer = {effect.change for by_change in tested for effect, _ in closer_changes(by_change)}
-    free = {change.name for change in CHANGES if not change.trains}
+    free = {change.name for change in CHANGES if not change.trains or change.always}
     return {name: group for name, group in specs.items() if not tested or name in closer | free}
+
+
+def _tested_text(context: PaperContext, regime: Regime, methods: Sequence[Mapping[str, Sequence[Effect]]]) -> str:
+    """Return how many changes were tested with the methods that differ in a regime, and with how many seeds."""
+    counts = [len(TRAINED & {e.change for tested in by_metric.values() for e in tested}) for by_metric in methods]
+    if not counts:
+        return f"No method differs in {regime.name}."
+    few, many = min(counts), max(counts)
+    seeds = changed_seeds(context.scale, Condition(context.scale.network, regime, ""))
+    which = "" if regime == context.scale.regimes[0] else ", those that bring the method closer in the first regime"
+    number = pluralize(many, "change") if few == many else f"{few} to {pluralize(many, 'change')}"
+    return f"In {regime.name}, {number} of a run were tested for each method that differs{which}, with {seeds} seeds."
 
 
 def _table(condition: Condition, effects: Effects) -> ResultTable:

@@ -91,7 +91,10 @@ def plan_backbones(
         return BackbonePlan({}, [])
     names = dict.fromkeys(name for target in targets for name in (*target.needs, target.name))
     networks = dict.fromkeys(getattr(scale, field) for name in names for field in TARGETS[name].networks)
-    seeds = {scale.second_network: second_seeds or scale.seeds, scale.network: scale.seeds}
+    if not scale.code_network or scale.pretraining is None:
+        networks.pop(scale.code_network, None)  # its tables are left out
+    seeds = dict.fromkeys((scale.second_network, scale.code_network), second_seeds or scale.seeds)
+    seeds[scale.network] = scale.seeds
     missing = [network for network in networks if network not in given]
     if missing and scale.pretraining is None:
         options = ["--init" if network == scale.network else "--other-init" for network in missing]

@@ -8,7 +8,7 @@ from mooring_lab.methods import find_method
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_paper.context.paper_context import PaperContext
-from mooring_paper.context.scale import REPLAY, ROWS, Condition, Scale
+from mooring_paper.context.scale import PUBLISHED_CODE, REPLAY, ROWS, Condition, Scale
 
 SHUFFLE_SEED = 1
 """The seed of the other order of classes."""
@@ -35,7 +35,8 @@ class Change:
         score: returns a metric of a run; another definition if the change is one of the measure.
         trains: whether there are new runs to train.
         apart: whether its runs need a fleet of their own, because its data, precision or memory are others. It is
-            tested only where no other change explains a cell.
+            tested only where no other change explains a row.
+        always: whether it is tested in every regime where a method differs, whatever it does in the first one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Change:
     score: Callable[[Result, str], float] = lambda result, metric: result.metrics[metric]
     trains: bool = True
     apart: bool = False
+    always: bool = False
 
 
 def _first_backbone(context: PaperContext, condition: Condition, spec: RunSpec) -> RunSpec | None:
@@ -82,6 +84,13 @@ def _set(**fields: object) -> SpecChange:
     return lambda context, condition, spec: replace(spec, **fields)  # type: ignore[arg-type]
 
 
+def _decay_of_the_code(context: PaperContext, condition: Condition, spec: RunSpec) -> RunSpec:
+    """Return a run that decays as in the authors' code: plain fine-tuning always, others in their first task."""
+    if spec.method == "plain":
+        return replace(spec, weight_decay=1e-4)
+    return replace(spec, method=f"{spec.method}-decays-first")
+
+
 def _variant(suffix: str) -> SpecChange:
     return lambda context, condition, spec: replace(spec, method=f"{spec.method}-{suffix}")
 
@@ -100,6 +109,7 @@ def _without_last_task(result: Result, metric: str) -> float:
     return value * tasks / (tasks - 1) if metric == "forgetting" and tasks > 1 else value
 
 
+_WITH_DAMPING = ("si", "rwalk", "explicit-si", "explicit-rwalk")
 _WITH_STRENGTH = tuple(method for method in ROWS if find_method(method).has_strength)
 
 BASE = Change("nothing", _set(), regimes="all", trains=False)
@@ -107,7 +117,7 @@ BASE = Change("nothing", _set(), regimes="all", trains=False)
 
 CHANGES: tuple[Change, ...] = (
     # Backbone and split of the data.
-    Change("the first backbone for all seeds", _first_backbone),
+    Change("the first backbone for all seeds", _first_backbone, regimes="all", always=True),
     Change("a random start", _random_start),
     Change("classes in another order", _other_class_order, apart=True),
     Change("the searched tasks trained too", _all_tasks, apart=True),
@@ -116,6 +126,11 @@ CHANGES: tuple[Change, ...] = (
     Change("strength / 2", _scale_strength(lambda spec: 0.5), _WITH_STRENGTH),
     Change("strength x batch", _scale_strength(lambda spec: spec.batch), _WITH_STRENGTH, "all"),
     Change("strength / batch", _scale_strength(lambda spec: 1 / spec.batch), _WITH_STRENGTH, "all"),
+    # The authors' public code, where it differs from the equations.
+    Change("the authors' definition", _variant("as-published"), PUBLISHED_CODE, "all", always=True),
+    Change("damping 1e-10", _variant("damping-1e-10"), _WITH_DAMPING, "all", always=True),
+    Change("weight decay as in the code", _decay_of_the_code, regimes="all", always=True),
+    Change("scored with unrestored biases", _variant("unrestored"), REPLAY, "all", apart=True, always=True),
     # Definitions, and what the paper does not specify: it gives no learning rate for plain fine-tuning.
     Change("absolute scores", _set(method="si-absolute"), ("si",), "all"),
     Change("learning rate x 3", _scale_lr(3.0), regimes="all"),
@@ -141,7 +156,7 @@ def applicable_changes(scale: Scale, condition: Condition, method: str) -> list[
         >>> from mooring_paper.context.scale import PAPER
         >>> first, *_, last = PAPER.conditions()
         >>> [len(applicable_changes(PAPER, condition, "explicit-mas")) for condition in (first, last)]
-        [10, 5]
+        [12, 8]
     """
     is_first = condition.regime == scale.regimes[0]
     return [c for c in CHANGES if method in c.methods and (is_first or c.regimes == "all")]

@@ -2,6 +2,7 @@
 
 The file is one JSON object; each run is one line. Its header has what runs share:
 
+- `command`: the command that trained the runs.
 - `scale`: networks, regimes, data sets, seeds and grids.
 - `usual`: the most common value of each of `SHARED_FIELDS`, none of which is ever missing.
 - `streams`: the fingerprint of each stream, and the number of training and of test images of each task.
@@ -40,13 +41,14 @@ FINGERPRINT_DIGITS = 8
 """Digits of a backbone's fingerprint that a row keeps."""
 
 
-def runs_json(runs: Sequence[Result], streams: Mapping[str, Stream], scale: Scale) -> bytes:
+def runs_json(runs: Sequence[Result], streams: Mapping[str, Stream], scale: Scale, command: str = "") -> bytes:
     """Return the content of `runs.json`.
 
     Args:
         runs: the runs, each once.
         streams: the stream of every run, by fingerprint.
         scale: the networks, regimes and grids of the reproduction.
+        command: the command that trained the runs.
 
     Example:
         >>> from mooring_lab.model.spec import RunSpec
@@ -64,6 +66,7 @@ def runs_json(runs: Sequence[Result], streams: Mapping[str, Stream], scale: Scal
     usual = {name: _most_common([row[name] for row in rows]) for name in SHARED_FIELDS} if rows else {}
     header = {
         "about": "the layout is described in src/mooring_paper/run_rows.py",
+        "command": command,
         "scale": _scale_header(scale),
         "usual": usual,
         "streams": {result.spec.stream: _stream_header(streams[result.spec.data]) for result in runs},
@@ -82,7 +85,7 @@ def _scale_header(scale: Scale) -> dict[str, Any]:
     names = [field.name for field in fields(scale) if field.name not in ("pretraining", "levels")]
     numbers = {name: getattr(scale, name) for name in names}
     regimes = {regime.name: {"epochs": regime.epochs, "batch": regime.batch} for regime in scale.regimes}
-    return {**numbers, "regimes": regimes, "streams": list(scale.streams)}
+    return {**numbers, "regimes": regimes, "streams": list(scale.streams), "stand_ins": list(scale.stand_ins)}
 
 
 def _stream_header(stream: Stream) -> dict[str, Any]:

@@ -25,8 +25,9 @@ from mooring.rules import (
 from mooring_lab.fleet.gpu.run_kernel import NEVER, RunKernel, run_kernel_source
 
 SIGNED = [SI(), SI(sign="signed"), SI(sign=0.3), SI(sign="flipped")]
-IMPORTANCES = [EWC(), EWC(decay=None), MAS(), *SIGNED, RWalk(), Uniform(), Random()]
-PULLS: list[Pull] = [Interpolation(), Interpolation(root=3, stiffness=0.5), Blend(0.3)]
+RISING = [SI(path="rising", damping=1e-10), RWalk(path="rising", damping=1e-10)]
+IMPORTANCES = [EWC(), EWC(decay=None), MAS(), *SIGNED, RWalk(), *RISING, Uniform(), Random()]
+PULLS: list[Pull] = [Interpolation(), Interpolation(root=3, stiffness=0.5), Interpolation(returns=True), Blend(0.3)]
 PULLS += [Penalty(2.0), Penalty(2.0, clamp=True), Proximal(3.0)]
 
 

@@ -6,6 +6,7 @@ import torch
 from laboratory.small import class_stream, domain_stream, gpu, spec_for
 from mooring_lab.fleet.fleet import Fleet
 from mooring_lab.methods import METHODS
+from mooring_lab.model.known_methods import VARIANTS
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.streams import Stream
 
@@ -28,6 +29,9 @@ class GraphCounts:
         pass
 
 
+AS_PUBLISHED = [name for name in VARIANTS if name.endswith("-as-published")]
+
+
 def run_on_both(specs: list[RunSpec], stream: Stream) -> list[Fleet]:
     """Run the fleet on the CPU and on the GPU, where steps of every task must be captured."""
     fleets = [Fleet(specs, stream, device=device) for device in ("cpu", "cuda")]
@@ -43,7 +47,7 @@ def tensors(fleet: Fleet) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("method", [*METHODS, "er-past", "er-2-updates", "a-gem-2-updates"])
+@pytest.mark.parametrize("method", [*METHODS, "er-past", "er-2-updates", "a-gem-2-updates", *AS_PUBLISHED])
 def test_weights_and_results_are_the_same_on_both(method: str, kind: str) -> None:
     stream = STREAMS[kind]
     cpu, cuda = run_on_both([spec_for(method, stream, seed, epochs=1) for seed in (0, 1)], stream)

@@ -1,8 +1,12 @@
 """Tests of named data sets: their entries, their folders, and the paper's tasks as default."""
 
+import io
+import json
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -13,7 +17,8 @@ from mooring_lab.streams.options import StreamOptions, open_stream
 
 
 @pytest.mark.parametrize(
-    ("name", "tasks", "classes"), [("cifar100", 10, 10), ("flowers102", 17, 6), ("caltech256", 32, 8)]
+    ("name", "tasks", "classes"),
+    [("cifar100", 10, 10), ("flowers102", 17, 6), ("caltech256", 32, 8), ("caltech101", 12, 8)],
 )
 def test_tasks_of_the_paper_are_the_default(name, tasks, classes):
     assert NAMED_DATASETS[name].tasks == tasks
@@ -103,3 +108,36 @@ def test_folder_with_another_number_of_classes_raises_an_error(caltech):
     ):
         open_stream(StreamOptions(name="caltech256", data=str(caltech)))
     assert cache_size() == 0, "nothing was decoded"
+
+
+# Caltech-101, on generated images in the layout of the Hub
+
+
+@pytest.fixture
+def caltech101(tmp_path):
+    """Create 101 classes with 2 to 5 training images and 1 test image each; the grey value is the class."""
+    names = [f"class {number:03d}" for number in range(101)]
+    schema = pa.schema([("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())])
+    info = {"info": {"features": {"label": {"names": names}}}}
+    schema = schema.with_metadata({"huggingface": json.dumps(info)})
+    for kind in ("train", "test"):
+        rows = []
+        for label in range(101):
+            buffer = io.BytesIO()
+            Image.fromarray(np.full((32, 32, 3), label, np.uint8)).save(buffer, "PNG")
+            count = 2 + label % 4 if kind == "train" else 1
+            rows += [{"image": {"bytes": buffer.getvalue(), "path": None}, "label": label}] * count
+        (tmp_path / "data").mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "data" / f"{kind}-00000-of-00001.parquet")
+    return tmp_path
+
+
+def test_caltech101_has_twelve_tasks_of_eight_unbalanced_classes_and_leaves_the_last_classes_out(caltech101):
+    stream = open_stream(StreamOptions("caltech101", data=str(caltech101)))
+    assert [len(task.classes) for task in stream.tasks] == [8] * 12
+    assert stream.tasks[-1].classes == tuple(range(88, 96))
+    assert int(stream.train.images.max()) == int(stream.test.images.max()) == 95
+    assert [len(task.train) for task in stream.tasks] == [2 * (2 + 3 + 4 + 5)] * 12
+    assert [len(task.test) for task in stream.tasks] == [8] * 12
+    fewer = open_stream(StreamOptions("caltech101", data=str(caltech101), per_task=4, tasks=3))
+    assert [task.classes for task in fewer.tasks] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]

@@ -336,7 +336,8 @@ def test_variant_equals_a_plain_loop(method, kind):
 
 
 def test_every_variant_of_replay_is_compared_with_a_loop():
-    assert set(VARIANTS) == {method.name for method in (*replay.METHODS, *replay.VARIANTS)}
+    names = {method.name for method in (*replay.METHODS, *replay.VARIANTS)}
+    assert set(VARIANTS) == {name for name in names if not name.endswith("-as-published")}  # which have their own loops
 
 
 class InnerCheckpoint:

@@ -21,6 +21,8 @@ IMPORTANCES = {
     "si half signed": lambda: mooring.SI(sign=0.5),
     "si flipped": lambda: mooring.SI(sign="flipped"),
     "rwalk": mooring.RWalk,
+    "si rising": lambda: mooring.SI(path="rising", damping=1e-10),
+    "rwalk rising": lambda: mooring.RWalk(path="rising", damping=1e-10),
     "uniform": mooring.Uniform,
     "random": lambda: mooring.Random(seed=5),
     "balanced ewc": lambda: mooring.Balanced("ewc"),

@@ -12,7 +12,7 @@ import mooring
 from mooring.errors import MooringError
 from mooring.rules import Blend
 from mooring.rules.interpolation import relative_importance
-from mooring.rules.penalty import penalty_force
+from mooring.rules.penalty import penalty_force, penalty_loss
 from mooring.rules.proximal import proximal_rate
 
 F64 = torch.float64
@@ -33,7 +33,9 @@ def test_penalty_force_equals_autograd_of_the_formula(shape, seed, strength):
     theta.requires_grad_()
     loss = strength / 2 * (previous.abs() * (theta - anchor) ** 2).sum()
     loss.backward()
-    force = penalty_force(previous.abs(), (theta - anchor).detach(), strength, lr=0.1)
+    d = (theta - anchor).detach()
+    torch.testing.assert_close(penalty_loss(previous.abs(), d, strength).sum(), loss.detach(), rtol=1e-12, atol=1e-12)
+    force = penalty_force(previous.abs(), d, strength, lr=0.1)
     torch.testing.assert_close(force, theta.grad, rtol=1e-12, atol=1e-12)
 
 

@@ -61,7 +61,9 @@ def planned(*names, recipe="paper", scale=PAPER, **options):
 
 def test_targets_get_backbones_for_the_networks_that_they_train():
     main_network, second = "cnn6 (paper, 60 epochs, seeds 0 to 4)", "resnet18-third (paper, 60 epochs, seeds 0 to 4)"
-    assert planned("all") == ([main_network, second], len(PAPER.levels))
+    of_the_code = "resnet18-quarter (paper, 60 epochs, seeds 0 to 4)"
+    assert planned("all") == ([main_network, second, of_the_code], len(PAPER.levels))
+    assert planned("as-published")[0] == [main_network, of_the_code]
     assert planned("roots") == ([main_network], 0)
     assert planned("effective-lr") == ([], 0), "it trains nothing"
     assert planned("fig-backbone") == ([], len(PAPER.levels)), "it starts from its own backbones"
@@ -97,6 +99,7 @@ def test_missing_cifar10_is_refused_with_the_three_ways_out(folder_without_cifar
 
 def test_missing_cifar10_does_not_matter_where_backbones_are_given(folder_without_cifar10):
     scale = PAPER.with_data(folder_without_cifar10)
+    assert planned("as-published", scale=scale, given=["cnn6"]) == ([], 0)  # without the table of the code's ResNet
     assert planned("roots", "fig-backbone", scale=scale, given=["cnn6"]) == ([], 0)
 
 
@@ -124,8 +127,10 @@ def test_both_networks_are_pretrained_on_cifar10_of_the_data_folder(tmp_path, fo
     shorter = {network: replace(settings, epochs=1) for network, settings in plan.backbones.items()}
     context = PaperContext(Study(tmp_path / "p.sqlite"), scale)
     replace(plan, backbones=shorter).pretrain(open_stream(scale.pretraining), context, tmp_path / FOLDER)
-    assert {network: len(starts) for network, starts in context.backbones.items()} == {"cnn6": 2, "resnet18-third": 1}
-    names = ["cnn6-paper-1-epoch-0", "cnn6-paper-1-epoch-1", "cnn6-strong-1-epoch-0", "resnet18-third-paper-1-epoch-0"]
+    counts = {network: len(starts) for network, starts in context.backbones.items()}
+    assert counts == {"cnn6": 2, "resnet18-third": 1, "resnet18-quarter": 1}
+    names = ["cnn6-paper-1-epoch-0", "cnn6-paper-1-epoch-1", "cnn6-strong-1-epoch-0"]
+    names += ["resnet18-quarter-paper-1-epoch-0", "resnet18-third-paper-1-epoch-0"]
     assert sorted(path.stem for path in (tmp_path / FOLDER).iterdir()) == names
     assert len(context.levels) == 1
 

@@ -28,6 +28,9 @@ def test_every_definition_is_trained_once_and_has_a_row(context, result):
     assert len(result.results) == len(context.study.results()) == 8
     (table,) = result.tables
     assert [row["importance"] for row in table.rows] == list(REGULARIZERS)
+    assert table.title.startswith("digits: mean importance by layer after the first task")
+    assert {run.spec.data for run in result.results} == {context.first_task("digits").fingerprint}
+    assert all(len(run.matrix) == 1 for run in result.results)
     assert table.columns == ["importance", "backbone.1", "backbone.3", "last / first", "rank correlation with depth"]
 
 
@@ -44,6 +47,13 @@ def test_unfinished_runs_are_named_and_not_counted(result):
     assert empty == broken
 
 
+def test_runs_of_all_tasks_stand_in_where_nothing_else_is_stored(fresh_context, monkeypatch):
+    monkeypatch.setattr(fresh_context, "has", lambda specs: "first task" not in specs[0].stream)
+    runs, when = importance_by_layer.train_regularizers(fresh_context)
+    assert when == "after all tasks"
+    assert {run.spec.stream for run in runs["digits"]["ewc"]} == {"digits, trained"}
+
+
 def test_figure_is_drawn(result, render):
     image = render(result)
     assert image.name == "fig-importance-layers"
@@ -51,7 +61,7 @@ def test_figure_is_drawn(result, render):
 
 
 def test_no_figure_without_finished_runs():
-    assert importance_by_layer._draw({"digits": {"ewc": {}}}) == []
+    assert importance_by_layer._draw({"digits": {"ewc": {}}}, "") == []
 
 
 def test_relative_importance_does_not_depend_on_the_scale_of_a_run():

@@ -90,3 +90,11 @@ def test_learning_rate_is_the_papers():
     lrs = {condition.data: paper_setting(PAPER, condition, "si").lr for condition in PAPER.first_conditions()}
     assert lrs == {"cifar100": 0.001, "flowers102": 0.003, "caltech256": 0.001}
     assert paper_setting(MINIATURE, MINIATURE.first_conditions()[0], "si").lr == MINIATURE.lrs[0]
+
+
+def test_text_gives_the_most_negative_scores_of_any_run_of_signed_si(result):
+    stabilities = [run.stability for run in result.results if run.spec.method == "si-signed"]
+    first = max(entry.negative for run in stabilities for entry in run[:1])
+    later = max(entry.negative for run in stabilities for entry in run[1:])
+    (text,) = result.text
+    assert f"at most {first:,} are negative after the first task of a run, and at most {later:,} after later" in text

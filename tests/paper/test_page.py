@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import mooring
 from mooring_lab.model.results import Result
 from mooring_lab.model.spec import RunSpec
 from mooring_lab.study.pretraining import RECIPES
@@ -22,8 +23,9 @@ from mooring_paper.context.scale import EXPLICIT, PAPER
 from mooring_paper.context.seed_statistics import summarize_seeds
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.page.page_writer import write_page
-from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
-from mooring_paper.page.verdict import difference_lines, verdict_sentences
+from mooring_paper.page.protocol_table import protocol_table
+from mooring_paper.page.provenance import backbones_table, missing_data_lines, training_summary
+from mooring_paper.page.verdict import answer, difference_lines, verdict_sentences
 from mooring_paper.paper_command import _portable_command
 from mooring_paper.published.published_numbers import published
 from mooring_paper.tables import accuracy_tables
@@ -56,7 +58,7 @@ def table(condition, shifts, settings=OUR_SETTINGS, seeds=SEEDS):
         forgetting = 0.5 if cell is None else cell.forgetting
         results += [scored(method, seed, mean + shift + 0.02 * (seed - 2), forgetting) for seed in seeds]
     rows = summarize_seeds(results)
-    cells = [accuracy_tables._cells(condition, row, settings == PAPER_SETTINGS) for row in rows]
+    cells = [accuracy_tables._cells(condition, row, at_paper_setting=settings == PAPER_SETTINGS) for row in rows]
     values = [accuracy_tables._table_row(condition, row, cell) for row, cell in zip(rows, cells, strict=True)]
     with_paper = [cell for by_metric in cells for cell in by_metric.values() if cell is not None]
     return ResultTable(f"{condition}, {settings}", list(values[0]), values, with_paper)
@@ -79,7 +81,7 @@ REASONS = {
     (CIFAR, "plain", "accuracy"): [MOMENTUM],
     (CIFAR, "explicit-mas", "accuracy"): [MOMENTUM, START],
     (CIFAR, "explicit-si", "accuracy"): [START],
-    (CIFAR, "er", "accuracy"): ["not explained by any change"],
+    (CIFAR, "er", "accuracy"): ["not explained by any change that was tested"],
 }
 CHANGED = {"method": "plain", "changed": "momentum 0", "accuracy": "12.34", "accuracy: what it does": "explains it"}
 
@@ -114,6 +116,11 @@ def test_summary_gives_models_iterations_time_and_device():
     summary = training_summary([run(), run(seed=1), run(seed=2)])
     assert "3 models were trained (3 finished), 2,100 iterations" in summary
     assert "1 min 30 s on NVIDIA H200" in summary
+    assert "Of this" not in summary
+    published, other = run("si-as-published"), run(seed=5)
+    elsewhere = replace(other, spec=replace(other.spec, stream="caltech101, trained"))
+    summary = training_summary([run(), published, elsewhere])
+    assert "Of this, the authors' code 30.0 s, data that stand in 30.0 s." in summary
 
 
 def test_missing_data_sets_are_named(tmp_path, data_folder):
@@ -131,32 +138,35 @@ def test_backbones_have_the_accuracy_and_recipe_of_their_files(tmp_path, data_fo
         save_file({"w": torch.full((1,), float(number))}, file, metadata=metadata)
     context = PaperContext(Study(tmp_path / "p.sqlite"), PAPER.with_data(data_folder), {"cnn6": files})
     rows = backbones_table(context).rows
-    assert [row.get("recipe") for row in rows] == ["the paper's", "epochs 30, schedule cosine", None, None]
+    assert [row.get("recipe") for row in rows] == [
+        "that of the authors' code",
+        "epochs 30, schedule cosine",
+        None,
+        None,
+    ]
     assert [row.get("accuracy") for row in rows] == [78.2, 78.2, None, None]
     assert rows[3] == {"network": "resnet18-third", "backbone": "none: random start"}
-    assert "backbones of another recipe" in " ".join(protocol_lines(context, [], backbones_table(context)))
 
 
-def test_protocol_lists_what_differs_from_the_paper(tmp_path, data_folder):
-    context = PaperContext(Study(tmp_path / "p.sqlite"), replace(PAPER.with_data(data_folder), seeds=3))
-    trained = [run("ewc", dtype="bf16")]
-    results = [TargetResult("claims", results=trained)]
-    same, different, unstated = protocol_lines(context, results, backbones_table(context))
-    assert same.startswith("**As in the paper**: regimes (1 epoch with batch 10, 30 epochs with batch 256)")
-    assert "3 seeds" in different
-    assert "without caltech256" in different
-    assert "bf16" in different
-    assert "up to 20 seeds for claims that 3 leave undecided" in different
-    assert "backbones of another recipe" in different
-    assert "seeds" not in same
-    assert unstated.startswith("**Not stated in the paper**")
+def test_protocol_table_says_what_is_done_here_from_the_code():
+    table = protocol_table(replace(PAPER, seeds=4), {"tf32", "bf16"}, {"epochs 30"})
+    rows = {row["item"]: row for row in table.rows}
+    assert rows["seeds"]["here"] == f"4, up to {PAPER.max_seeds} for claims they leave undecided"
+    assert rows["precision"]["here"] == "bf16, tf32"
+    assert rows["recipe of the backbone"]["here"].startswith("epochs 30 (60 epochs")
+    assert rows["data sets"]["here"] == "cifar100, flowers102, caltech256"
+    assert rows["momentum"]["here"] == f"{RunSpec('digits', '0', 'plain', 0).momentum:g}, reset at each task"
+    assert rows["running average"]["here"].startswith(f"{1 - mooring.EWC().decay:g} on the new score")
+    assert rows["damping of SI and RWalk"]["here"].startswith(f"{mooring.RWalk().damping:g};")
+    assert rows["R where no importance is known (0/0)"]["here"] == "0: stays free"
+    assert all(len(row) == 5 and all(row.values()) for row in rows.values())
 
 
 # The verdict, and what differs
 
 
 def test_verdict_counts_cells_within_bounds_within_chance_and_by_family(results):
-    cells, families, verdicts = verdict_sentences(results)
+    cells, families, explained, verdicts = verdict_sentences(results)
     # Of 5 methods with paper's numbers, forgetting is the paper's in all; accuracy is within 1 point in one.
     assert cells.startswith(
         "**6 of 10 cells of the main table agree with the paper**: 6 within 1.0 points of accuracy or 0.3"
@@ -165,7 +175,19 @@ def test_verdict_counts_cells_within_bounds_within_chance_and_by_family(results)
         "explicit step 4 of 6, plain fine-tuning 1 of 2, replay 1 of 2; at the settings of our own search, 6 of 10"
         in families
     )
+    assert explained == (
+        "**1 of 4 differences are not explained** by any change that was tested; 3 are explained, and 0 perhaps."
+    )
     assert verdicts == "**Of 3 claims, 1 hold**, 1 do not hold, and 1 are not decided."
+
+
+def test_answer_is_two_sentences_from_the_counts(results):
+    (text,) = answer(results)
+    assert text.startswith("**Does the paper reproduce? In part**: at its own settings our runs agree with 6 of 10")
+    assert "1 of its 3 claims hold. The explicit step reproduces best (4 of 6 numbers)" in text
+    every = [TargetResult("table1", [], both(CIFAR, {"plain": 0.1, "er": 0.1})), claims(first="holds")]
+    assert answer(every)[0].startswith("**Does the paper reproduce? Yes**")
+    assert answer(results[:1]) == []
 
 
 def test_page_begins_with_the_table_at_the_papers_settings():
@@ -189,7 +211,7 @@ def test_cells_with_the_same_reason_share_a_line(results):
     assert lines[1].startswith(
         "**Explained by a random start** (1 cell): 1-epoch, cifar100: accuracy of explicit-si by +5.20"
     )
-    assert lines[2].startswith("**Not explained by any change** (1 cell)")
+    assert lines[2].startswith("**Not explained by any change that was tested** (1 cell)")
     assert len(lines) == 3
 
 
@@ -219,13 +241,13 @@ def test_reasons_of_the_ablations_are_grouped_by_their_change():
     after = [scored("ewc", seed, 62.5 + 0.02 * seed, 2.07) for seed in SEEDS]
     tested = {BASE.name: before, "momentum 0": after, "weight decay 1e-4": after}
     effects = measure_effects((CIFAR, "ewc"), tested, "accuracy")
-    reasons = {(CIFAR, "ewc", "accuracy"): explain(effects)}
+    reasons = {(CIFAR, "ewc", "accuracy"): explain({"accuracy": effects}, "accuracy")}
     (line,) = difference_lines(TargetResult("table1", [], both(CIFAR, {"ewc": -4.5})), OUR_SETTINGS, reasons)
     assert re.match(r"\*\*Explained by (momentum 0|weight decay 1e-4)\*\* \(1 cell\)", line)
     unexplained = measure_effects((CIFAR, "ewc"), {BASE.name: before, "momentum 0": before}, "accuracy")
-    reasons = {(CIFAR, "ewc", "accuracy"): explain(unexplained)}
+    reasons = {(CIFAR, "ewc", "accuracy"): explain({"accuracy": unexplained}, "accuracy")}
     (line,) = difference_lines(TargetResult("table1", [], both(CIFAR, {"ewc": -4.5})), OUR_SETTINGS, reasons)
-    assert line.startswith("**Not explained by any change** (1 cell)")
+    assert line.startswith("**Not explained by any change that was tested** (1 cell)")
 
 
 # The page
@@ -233,7 +255,14 @@ def test_reasons_of_the_ablations_are_grouped_by_their_change():
 
 def test_parts_are_in_order_and_details_are_folded(folder):
     text = (folder / "index.md").read_text()
-    order = ["cells of the main table agree", "Table 1 beside", "What differs, and why", "Details", "<details"]
+    order = [
+        "Does the paper reproduce?",
+        "cells of the main table agree",
+        "Table 1 beside",
+        "What differs, and why",
+        "Details",
+        "<details",
+    ]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     titles = re.findall(r"<summary>(.*?)</summary>", text)

@@ -9,15 +9,18 @@ import pytest
 from mooring.errors import MooringError
 from mooring_lab.cli import main
 from mooring_lab.model.metrics import confidence_interval
+from mooring_lab.model.results import Result
+from mooring_lab.model.spec import RunSpec
 from mooring_lab.networks.initialization import initial_network
 from mooring_lab.streams.options import open_stream
 from mooring_lab.study.study import Study
-from mooring_paper.context.paper_context import PaperContext
-from mooring_paper.context.scale import CONTROLS, MINIATURE, PAPER, ROWS
+from mooring_paper.context.paper_context import MissingRuns, PaperContext, paper_setting
+from mooring_paper.context.scale import CONTROLS, MINIATURE, PAPER, PUBLISHED_CODE, ROWS
 from mooring_paper.context.target_result import means_agree
 from mooring_paper.published.published_numbers import Setting, published, published_setting
-from mooring_paper.tables import accuracy_tables, grid_search
+from mooring_paper.tables import accuracy_tables, as_published, grid_search
 from mooring_paper.targets import TARGETS, select_targets
+from paper.stored import STORED, StoredPage
 
 SETTINGS = 2 * 2 * (6 * 3 + 10)
 """Of the miniature's grid: two regimes, two learning rates, three strengths for six methods, and ten without one."""
@@ -208,3 +211,66 @@ def test_invalid_arguments_are_refused_in_one_line(arguments, message, tmp_path,
     assert message in output.err
     assert len(output.err.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+# The authors' public code
+
+
+def test_methods_as_published_have_the_runs_and_cells_of_their_textbook_forms(context):
+    result = as_published.run(context)
+    assert [table.title for table in result.tables] == [f"{c}, as published" for c in context.scale.conditions()]
+    for table in result.tables:
+        assert [row["method"].split()[0] for row in table.rows] == [f"{name}-as-published" for name in PUBLISHED_CODE]
+    for run in result.results:
+        method = run.spec.method.removesuffix("-as-published")
+        condition = next(c for c in context.scale.conditions() if c.regime.epochs == run.spec.epochs)
+        setting = paper_setting(context.scale, condition, method)
+        assert (run.spec.lr, run.spec.strength) == (setting.lr, setting.strength)
+
+
+def test_cells_as_published_are_compared_with_the_papers_under_their_textbook_names():
+    condition = PAPER.conditions()[0]
+    runs = [
+        Result(RunSpec("cifar100", "0", "rwalk-as-published", seed, strength=1e-4), "finished", "", [10.0], [[value]])
+        for seed, value in enumerate((63.0, 64.0, 65.0))
+    ]
+    table = accuracy_tables.condition_table(condition, runs, accuracy_tables.AS_PUBLISHED)
+    accuracy, _ = table.cells
+    assert (accuracy.method, accuracy.mean) == ("rwalk", 63.9)
+    assert accuracy.differs is False
+    assert table.rows[0]["paper's accuracy"].startswith("63.9")
+
+
+def test_widths_of_the_published_resnet_are_trained_if_there_are_backbones(data_context):
+    data_context.has, data_context.defers_training = lambda specs: True, True
+    data_context.backbones["resnet18-quarter"] = ["ab" * 16]
+    with pytest.raises(MissingRuns) as request:
+        as_published.run(data_context)
+    quarter = [spec for spec in request.value.specs if spec.network == "resnet18-quarter"]
+    third = [s for c in PAPER.second_conditions()[:2] for s in accuracy_tables.second_specs(data_context, c)]
+    assert quarter == [replace(spec, network="resnet18-quarter", init="ab" * 16) for spec in third]
+    assert len(request.value.specs) == len(quarter) + 4 * 10 * 5  # conditions, methods and seeds
+
+
+def test_plain_resnet_takes_a_rate_below_ewcs_where_it_has_runs(data_context):
+    condition = PAPER.second_conditions()[0]
+    assert not data_context.has(data_context.seed_specs(condition, "plain", Setting(0.001, None)))
+    rates = {spec.method: spec.lr for spec in accuracy_tables.second_specs(data_context, condition)}
+    assert rates["plain"] == rates["explicit-ewc"] == 0.01
+    data_context.has = lambda specs: True  # as a context that trains says of all
+    rates = {spec.method: spec.lr for spec in accuracy_tables.second_specs(data_context, condition)}
+    assert rates["plain"] == 0.001 < rates["ewc"] == 0.003
+
+
+@pytest.fixture
+def data_context(tmp_path):
+    """The scale of the paper, with the streams of a stored page."""
+    return StoredPage.read(STORED).context(Study(tmp_path / "p.sqlite"))
+
+
+def test_rows_outside_of_the_papers_own_bound_are_named_with_the_seeds_that_are_stable(data_context):
+    """Uniform importance at lr 0.003 and strength 1000: lr * strength * importance is 3 everywhere."""
+    text = accuracy_tables.table1(data_context).text
+    assert len(text) == 2
+    assert "uniform 1000 on flowers102 in 1-epoch is outside of" in text[0]
+    assert "(up to 3 after the first task), and stable in 4 of 5 seeds." in text[0]

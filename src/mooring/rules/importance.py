@@ -128,6 +128,11 @@ class Importance:
         """Whether scores may be negative."""
         return False
 
+    @property
+    def carries(self) -> tuple[str, ...]:
+        """The tensors that the next task continues with, instead of those that `start` returns."""
+        return ()
+
     def start(self, like: Tensor, *, name: str, task: int) -> State:
         """Return the state at the start of a task: `current`, and other tensors that `update` needs.
 
@@ -140,6 +145,22 @@ class Importance:
 
     def update(self, state: State, it: Iteration) -> None:
         """Update `state` in place with this iteration; do not write to the iteration's tensors."""
+
+    def start_epoch(self, state: State, d: Tensor) -> None:
+        """Start an epoch of a task, in place, for importances that read the movement within one.
+
+        Args:
+            state: the tensors of the importance.
+            d: the displacement from the anchor.
+        """
+
+    def end_task(self, state: State, d: Tensor) -> None:
+        """Complete `current` in place before tasks are merged; by default it stays as `update` left it.
+
+        Args:
+            state: the tensors of the importance.
+            d: the displacement from the anchor, after the last pull.
+        """
 
     def averaged(self) -> "Importance":
         """Return the same importance as a mean over all iterations, for an estimate from data, which has no order."""

@@ -8,6 +8,18 @@ from torch import Tensor
 from mooring.rules.pull import GradientPull, Number, check_numbers, per_run
 
 
+def penalty_loss(previous: Tensor, d: Tensor, strength: Number) -> Tensor:
+    """Return what the penalty adds to the loss, strength / 2 * previous * d^2 of each weight; equation 1 is its sum.
+
+    Training does not compute it: `penalty_force` is its gradient.
+
+    Example:
+        >>> penalty_loss(torch.tensor([1.0, 50.0]), torch.tensor([2.0, 2.0]), strength=10.0)
+        tensor([  20., 1000.])
+    """
+    return per_run(strength, d) / 2 * previous * d.square()
+
+
 def penalty_force(previous: Tensor, d: Tensor, strength: Number, lr: Number, clamp: bool = False) -> Tensor:
     """Compute the penalty's gradient, strength * previous * d, with previous capped at 1 / (lr * strength) if clamped.
 

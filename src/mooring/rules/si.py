@@ -7,11 +7,18 @@ import torch
 from torch import Tensor
 
 from mooring.errors import check_number, unknown
+from mooring.rules.ewc import average
 from mooring.rules.importance import Importance, Iteration, State
 from mooring.rules.random import uniform_draw
 
 SIGNS = ("rectified", "absolute", "signed")
 """Options of `sign` that treat every score in the same way."""
+
+PATHS = ("integral", "rising")
+"""Options of `path`, which RWalk has too."""
+
+RISING_DECAY = 0.2
+"""The weight of earlier iterations in the running average of a rising path."""
 
 FLIPPED = 0.001
 """The share of parameters whose score "flipped" makes negative."""
@@ -25,6 +32,37 @@ def path_integral(path: Tensor, g: Tensor, step: Tensor, *, out: Tensor | None =
         tensor([1.])
     """
     return torch.addcmul(path, g, step, value=-1, out=out)
+
+
+def rising_path(path: Tensor, g: Tensor, moved: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Compute path <- 0.2 * path + 0.8 * relu(g * moved), where moved = theta - theta at the start of the epoch.
+
+    It is positive where a parameter moved against its present descent: where the loss, to first order, has risen.
+
+    Example:
+        >>> rising_path(torch.tensor([5.0, 5.0]), g=torch.tensor([2.0, 2.0]), moved=torch.tensor([-0.5, 0.5]))
+        tensor([1.0000, 1.8000])
+    """
+    return average(path, (g * moved).relu(), RISING_DECAY, 1, out=out)
+
+
+def update_path(kind: str, state: State, it: Iteration) -> Tensor:
+    """Update and return `path`; a rising one also needs `epoch_start`, the displacement at the start of the epoch."""
+    if kind == "integral":
+        return path_integral(state["path"], it.g, it.step, out=state["path"])
+    return rising_path(state["path"], it.g, it.d - state["epoch_start"], out=state["path"])
+
+
+def start_epoch(state: State, d: Tensor) -> None:
+    """Start an epoch at this displacement, for a rising path."""
+    if "epoch_start" in state:
+        state["epoch_start"].copy_(d)
+
+
+def check_path(path: str) -> None:
+    """Refuse an unknown path."""
+    if path not in PATHS:
+        raise unknown("path", path, PATHS)
 
 
 def path_score(path: Tensor, d: Tensor, damping: float) -> Tensor:
@@ -71,6 +109,9 @@ class SI(Importance):
             absolute, but a thousandth of the parameters is negative, to show the effect. Negative scores make a
             penalty extrapolate; see `mooring.diagnose.stability`.
         seed: the seed of the choice of these parameters.
+        path: "integral" is SI's. "rising" is `rising_path`, the definition in the public code of Lubana et al.
+            (https://github.com/EkdeepSLubana/QRforgetting, commit 317fd2d), which has damping=1e-10 and merges the
+            scores at the distance after the last pull. Call `Mooring.start_epoch` before each further epoch of a task.
 
     Example:
         >>> import mooring
@@ -86,10 +127,12 @@ class SI(Importance):
     damping: float = 1e-3
     sign: Literal["rectified", "absolute", "signed", "flipped"] | float = "rectified"
     seed: int = 0
+    path: Literal["integral", "rising"] = "integral"
     needs_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("damping", self.damping, 0, above=True)
+        check_path(self.path)
         if isinstance(self.sign, str):
             if self.sign not in (*SIGNS, "flipped"):
                 raise unknown("sign", self.sign, [*SIGNS, "flipped", "a fraction"])
@@ -104,12 +147,27 @@ class SI(Importance):
     def start(self, like: Tensor, *, name: str, task: int) -> State:
         """Return current and path at zero and, if needed, the parameters that keep their sign or are flipped."""
         state = {"current": torch.zeros_like(like), "path": torch.zeros_like(like)}
+        if self.path == "rising":
+            state["epoch_start"] = torch.zeros_like(like)
         if self.sign not in SIGNS:
             share = FLIPPED if isinstance(self.sign, str) else self.sign
             state["keeps_sign"] = uniform_draw(like, self.seed, name, task) < share
         return state
 
     def update(self, state: State, it: Iteration) -> None:
-        """Update path <- path - g * step and current = signed_score(path_score(path))."""
-        path = path_integral(state["path"], it.g, it.step, out=state["path"])
-        signed_score(path_score(path, it.d, self.damping), self.sign, state.get("keeps_sign"), out=state["current"])
+        """Update the path and current = signed_score(path_score(path))."""
+        update_path(self.path, state, it)
+        self._score(state, it.d)
+
+    def _score(self, state: State, d: Tensor) -> None:
+        score = path_score(state["path"], d, self.damping)
+        signed_score(score, self.sign, state.get("keeps_sign"), out=state["current"])
+
+    def start_epoch(self, state: State, d: Tensor) -> None:
+        """Measure the movement of a rising path from here on."""
+        start_epoch(state, d)
+
+    def end_task(self, state: State, d: Tensor) -> None:
+        """Divide a rising path by the distance after the last pull."""
+        if self.path == "rising":
+            self._score(state, d)

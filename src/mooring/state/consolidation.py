@@ -72,7 +72,11 @@ def consolidate(
                 factors = state.factors.consolidated()
         else:
             importance_state = start(state, tasks + 1) if memory.accumulates else {}
+            carried = importance_state.keys() & state.importance_state.keys() & {*importance.carries}
+            importance_state |= {slot: state.importance_state[slot] for slot in carried}
             if state.count or not importance.merges:  # a parameter without a gradient keeps its importance
+                if state.importance_state:
+                    importance.end_task(state.importance_state, state.theta - state.device_anchor)
                 score = (state.importance_state or start(state, tasks))["current"].to(state.compute_dtype)
                 if (scale := scales.get(layer_of(state.name))) is not None:
                     score = score * per_run(scale, score)

@@ -89,8 +89,8 @@ class StreamFlags:
     stream: Annotated[
         str,
         option(
-            "Names separated by commas: digits, cifar100, cifar10, flowers102, caltech256, folder; each also with "
-            "-permuted or -rotated.",
+            "Names separated by commas: digits, cifar100, cifar10, flowers102, caltech256, caltech101, folder; "
+            "each also with -permuted or -rotated.",
             autocompletion=_complete_list(_stream_names),
             metavar="NAMES",
         ),

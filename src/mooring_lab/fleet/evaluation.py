@@ -155,7 +155,9 @@ def evaluation_heads(specs: Sequence[RunSpec], stream: Stream, trained: int, tas
 
 def inherits_head(spec: RunSpec) -> bool:
     """Return whether the head of a new task starts from the previous head."""
-    return spec.heads == "inherit" and not find_method(spec.method).all_tasks
+    method = find_method(spec.method)
+    always_fresh = method.plugin is not None and method.plugin.fresh_heads
+    return spec.heads == "inherit" and not method.all_tasks and not always_fresh
 
 
 def last_seen(spec: RunSpec, stream: Stream, task: int) -> int:

@@ -150,6 +150,7 @@ class Fleet:
 
     def _prepare_training(self, task: int) -> None:
         """Choose what this task trains, and discard what was recorded before."""
+        self.optimizer.set_decay(self.specs, task)
         self.passes.start_task(self.stream.grown_outputs(last_seen(self.common, self.stream, task)))
         for plugin in self.plugins:
             plugin.start_task(self, task)

@@ -9,10 +9,21 @@ from torch import Tensor
 
 from mooring.diagnose.stability import divergence_limit
 from mooring_lab.fleet.stack.stack import to_stack_layout
+from mooring_lab.model.known_methods import find_method
 from mooring_lab.model.spec import RunSpec, rate_factor
 
 Tensors = dict[str, Tensor]
 Own = TypeVar("Own", bound="FleetOptimizer")
+
+
+def decays_in_task(specs: Sequence[RunSpec], task: int) -> list[float]:
+    """Return the weight decay of each run in a task.
+
+    Example:
+        >>> decays_in_task([RunSpec("digits", "0", "ewc-decays-first", 0)], 0)
+        [0.0001]
+    """
+    return [s.weight_decay + (find_method(s.method).first_decay if task == 0 else 0.0) for s in specs]
 
 
 class FleetOptimizer(ABC):
@@ -48,10 +59,19 @@ class FleetOptimizer(ABC):
     @classmethod
     def of(cls: type[Own], specs: Sequence[RunSpec], like: Tensor) -> Own:
         """Return the optimizer of these runs, with the dtype and device of a tensor."""
-        columns = ([spec.momentum for spec in specs], [spec.weight_decay for spec in specs])
-        momentum, decay = (values[0] if len({*values}) == 1 else like.new_tensor(values) for values in columns)
+        columns = ([spec.momentum for spec in specs], decays_in_task(specs, 0), decays_in_task(specs, 1))
+        constant = [len({*values}) == 1 for values in columns]
+        constant[1] = constant[1] and columns[1] == columns[2]  # the decay of the first task may be another
+        momentum, decay, _ = (
+            values[0] if same else like.new_tensor(values) for values, same in zip(columns, constant, strict=True)
+        )
         lr = torch.tensor([spec.lr for spec in specs], dtype=torch.float64, device=like.device)
         return cls(lr, momentum, decay, like.dtype)
+
+    def set_decay(self, specs: Sequence[RunSpec], task: int) -> None:
+        """Set the weight decay of a task in place, where it depends on the task."""
+        if isinstance(self.weight_decay, Tensor):
+            self.weight_decay.copy_(self.weight_decay.new_tensor(decays_in_task(specs, task)))
 
     # The learning rate
 

@@ -117,7 +117,7 @@ class FusedStep:
     def pulls(self) -> bool:
         """Whether the next step pulls."""
         state = self.method_state
-        return state is not None and pull_is_due(state.pull, state.tasks, state.steps + 1)
+        return state is not None and not state.scores_late and pull_is_due(state.pull, state.tasks, state.steps + 1)
 
     @property
     def pulls_in_kernel(self) -> bool:
@@ -155,10 +155,12 @@ class FusedStep:
             g = g + tensors["added"]
         before = tensors["theta"].clone()
         self.optimizer.update(tensors, g)
-        if self.method_state is None or "anchor" not in tensors:
+        state = self.method_state
+        if state is None or state.scores_late or "anchor" not in tensors:
             return
         if "count" in tensors:
-            update_importance(self.method_state.importance, {**tensors, "before": before})
+            scored = g if state.method.penalized_scores else tensors["g"]
+            update_importance(state.importance, {**tensors, "g": scored, "before": before})
         if pulls and self.pulls_in_kernel and isinstance(pull, ParameterPull):
             apply_pull(pull, tensors)
 

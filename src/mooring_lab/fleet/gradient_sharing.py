@@ -23,8 +23,11 @@ def first_task_key(spec: RunSpec) -> str:
         >>> first_task_key(ewc) == first_task_key(si), first_task_key(ewc) == first_task_key(other)
         (True, False)
     """
-    at_once = find_method(spec.method).strength_acts_at_once
-    return spec.key if at_once else replace(spec, method="plain", strength=None).key
+    method = find_method(spec.method)
+    if method.strength_acts_at_once:
+        return spec.key
+    decay = spec.weight_decay + method.first_decay
+    return replace(spec, method="plain", strength=None, weight_decay=decay).key
 
 
 @dataclass(frozen=True)

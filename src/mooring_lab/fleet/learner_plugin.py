@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -49,6 +50,7 @@ class Step:
         gradients: of the task's loss; importances read them.
         added: what the optimizer gets beside the gradients.
         probes: the gradients of the plugins' own functions of the outputs.
+        penalized: the gradients with those of penalties, for plugins that read them after the optimizer's step.
     """
 
     indices: Tensor
@@ -59,14 +61,15 @@ class Step:
     gradients: Tensors = field(default_factory=dict)
     added: Tensors = field(default_factory=dict)
     probes: Tensors = field(default_factory=dict)
+    penalized: Tensors = field(default_factory=dict)
 
     def select(self, runs: Tensor) -> None:
         """Keep these runs, bool of shape (runs,)."""
         self.indices, self.logits, self.losses = self.indices[runs], self.logits[runs], self.losses[runs]
         self.replayed = None if self.replayed is None else self.replayed[runs]
-        self.gradients, self.added, self.probes = (
+        self.gradients, self.added, self.probes, self.penalized = (
             {name: tensor[runs] for name, tensor in tensors.items()}
-            for tensors in (self.gradients, self.added, self.probes)
+            for tensors in (self.gradients, self.added, self.probes, self.penalized)
         )
 
 
@@ -136,6 +139,10 @@ class LearnerPlugin:
             task: the number of the task.
             order: the images of the task in each run's order, int64 of shape (runs, images).
         """
+
+    def scoring(self, fleet: Fleet, task: int) -> AbstractContextManager[None]:
+        """Return a context in which the runs are scored after a task."""
+        return nullcontext()
 
     def judge(self, fleet: Fleet) -> list[str]:
         """Return for each run why it should be rejected, empty if it should not; an empty list for no run."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from mooring.backends.eager import has_compiler
 from mooring_lab.fleet.fleet_optimizer import FleetOptimizer
 from mooring_lab.fleet.fused_step import FusedStep, run_fused_steps
-from mooring_lab.fleet.learner_plugin import LearnerPlugin, PluginState, Step
+from mooring_lab.fleet.learner_plugin import EpochPlan, LearnerPlugin, PluginState, Step
 from mooring_lab.fleet.measurements import finite_runs
 from mooring_lab.fleet.method_state import MethodState, Tensors, rows_of
 from mooring_lab.fleet.stack.stack_observer import StackObserver
@@ -78,7 +78,12 @@ class MethodGroups(LearnerPlugin):
         """The groups whose method moors."""
         return [(rows, state) for rows, state in self.groups if state is not None]
 
-    # Tasks
+    # Tasks and epochs
+
+    def plan_epoch(self, fleet: Fleet, plan: EpochPlan) -> None:
+        """Start another epoch of a task, for importances that read the movement within one."""
+        for rows, state in self.moored if plan.epoch and not fleet.position.step else ():
+            state.start_epoch(rows_of(fleet.stack.parameters, rows))
 
     def start_training(self, fleet: Fleet) -> None:
         """Anchor the methods that hold on to the start of training."""
@@ -173,7 +178,7 @@ class MethodGroups(LearnerPlugin):
             run_fused_steps(pairs, *args, new=not self.compiled)
             self.compiled = True
             return
-        penalized = self._penalized(parameters, step.gradients)
+        penalized = self.penalized(parameters, step.gradients)
         penalized |= {name: penalized[name] + g for name, g in step.added.items()}
         finite = finite_runs([*penalized.values(), *step.probes.values()])
         if not bool(finite.all()):
@@ -186,10 +191,29 @@ class MethodGroups(LearnerPlugin):
         before = [state.copy_parameters() for _, state in self.moored]
         self.optimizer.step(parameters, penalized)
         for (rows, state), copies in zip(self.moored, before, strict=True):
-            state.after_step(rows_of(step.gradients, rows), copies, rows_of(step.probes, rows), samples)
+            if not state.scores_late:
+                g = penalized if state.method.penalized_scores else step.gradients
+                state.after_step(rows_of(g, rows), copies, rows_of(step.probes, rows), samples)
 
-    def _penalized(self, parameters: Tensors, gradients: Tensors) -> Tensors:
-        """Return the gradients that the optimizer gets: the task's, with penalties on the rows that have one."""
+    @torch.no_grad()
+    def score_late(self, step: Step, probes: Tensors) -> None:
+        """Update the importances that wait for the optimizer's step of all runs, and pull.
+
+        Args:
+            step: with the penalized gradients.
+            probes: the gradients of the plugin's own function of the outputs.
+        """
+        samples = step.indices.shape[1]
+        for rows, state in self.moored:
+            g, own_probes = rows_of(step.penalized, rows), rows_of(probes, rows)
+            if self.fused:  # which counts on the host
+                state.update_importance(g, {}, own_probes, samples, counts=False)
+                state.pull_parameters(g)
+            else:
+                state.after_step(g, {}, own_probes, samples)
+
+    def penalized(self, parameters: Tensors, gradients: Tensors) -> Tensors:
+        """Return the task's gradients, with those of penalties on the rows that have one."""
         penalized = dict(gradients)
         for rows, state in self.moored:
             state.bind(rows_of(parameters, rows), gradients)

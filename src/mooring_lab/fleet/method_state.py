@@ -135,7 +135,24 @@ class MethodState:
         self.steps += 1
         self.update_importance(gradients, before, probes, samples)
         if pull_is_due(self.pull, self.tasks, self.steps):
-            self.apply_pull([name for name in self.states if name in gradients])
+            self.pull_parameters(gradients)
+
+    def pull_parameters(self, names: Collection[str]) -> None:
+        """Pull these parameters if the pull acts on parameters and there is a past."""
+        if self.tasks and not isinstance(self.pull, GradientPull):
+            self.apply_pull([name for name in self.states if name in names])
+
+    @property
+    def scores_late(self) -> bool:
+        """Whether a plugin updates the importance and pulls, after the optimizer's step of all runs."""
+        return self.method.plugin is not None and self.method.plugin.scores_late
+
+    @torch.no_grad()
+    def start_epoch(self, parameters: Tensors) -> None:
+        """Start another epoch of a task."""
+        self.bind(parameters, ())
+        for state in self.states.values():
+            self.importance.start_epoch(state.importance_state, state.theta - state.anchor)
 
     @torch.no_grad()
     def restart_importance(self) -> None:
@@ -144,14 +161,16 @@ class MethodState:
             state.importance_state, state.count = self._start_importance(state, self.tasks), 0
 
     @torch.no_grad()
-    def update_importance(self, gradients: Tensors, before: Tensors, probes: Tensors, samples: int) -> None:
-        """Add the importance of one batch; the arguments are those of `after_step`."""
+    def update_importance(
+        self, gradients: Tensors, before: Tensors, probes: Tensors, samples: int, *, counts: bool = True
+    ) -> None:
+        """Add the importance of one batch, and count it; the other arguments are those of `after_step`."""
         for name, state in self.states.items():
             if name not in gradients:
                 continue
             if self.importance.watches == "outputs" and name not in probes:
                 continue  # the outputs do not depend on it
-            state.count += 1
+            state.count += counts
             if not state.factors:  # a parameter with factors has no scores
                 tensors: dict[str, Any] = {**state.pull_tensors(), "g": gradients[name], "lr": self.lr}
                 tensors |= {f"state_{slot}": tensor for slot, tensor in state.importance_state.items()}

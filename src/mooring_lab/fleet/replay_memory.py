@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from mooring_lab.model.spec import RunSpec
 
 if TYPE_CHECKING:
     from mooring_lab.fleet.fleet import Fleet
+    from mooring_lab.fleet.stack.stack import Stack
 
 
 class Reservoir:
@@ -111,6 +113,13 @@ class Reservoir:
         self.kept = self.kept[rows.cpu()]
 
 
+def convolution_biases(stack: Stack) -> dict[str, tuple[Tensor, int]]:
+    """Return the bias of each convolution of a stack by name, and the number of inputs of one of its outputs."""
+    weights = {n.removesuffix("weight"): p for n, p in stack.parameters.items() if n.endswith("weight") and p.ndim > 3}
+    named = ((f"{layer}bias", weight[0, 0].numel()) for layer, weight in weights.items())
+    return {name: (stack.parameters[name], inputs) for name, inputs in named if name in stack.parameters}
+
+
 class ReplayMemory(LearnerPlugin):
     """A reservoir for each run, from which every step gets samples as `Step.replayed`.
 
@@ -146,6 +155,19 @@ class ReplayMemory(LearnerPlugin):
         """Offer the samples of a task that ended, if they enter the memory then."""
         if self.options.past_only:
             self.memory.offer(order)
+
+    @contextmanager
+    def scoring(self, fleet: Fleet, task: int) -> Iterator[None]:
+        """Give convolutions random biases, as torch draws them, while models are scored that do not restore them."""
+        biases = {} if self.options.restores_biases else convolution_biases(fleet.stack)
+        own = {name: bias.detach().clone() for name, (bias, _) in biases.items()}
+        for name, (bias, inputs) in biases.items():
+            for row, seed in enumerate(self.memory.seeds):
+                random = torch.rand(bias.shape[1:], generator=seeded_generator(seed, f"bias {name}", task))
+                bias.data[row] = (2 * random.to(bias) - 1) / inputs**0.5
+        yield
+        for name, (bias, _) in biases.items():
+            bias.data.copy_(own[name])
 
     def keep(self, rows: Tensor) -> None:
         """Keep the runs in these rows."""

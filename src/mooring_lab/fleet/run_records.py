@@ -72,7 +72,8 @@ class RunRecords(LearnerPlugin):
             tensors = {**fleet.stack.parameters, **fleet.stack.buffers}
             self.first = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         means = self.loss_history.means(len(fleet.epoch_indices.sizes) * fleet.common.epochs)
-        rows = self.score(fleet, task, task + 2, last_seen(fleet.common, fleet.stream, task))
+        with fleet.learner.scoring(fleet, task):
+            rows = self.score(fleet, task, task + 2, last_seen(fleet.common, fleet.stream, task))
         for record, row, losses in zip(self.records, rows, means, strict=True):
             record.matrix.append(row)
             record.losses.append(losses)

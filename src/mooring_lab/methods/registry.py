@@ -18,16 +18,17 @@ FAMILIES = (
     "proximal_steps",
     "projections",
     "replay",
+    "as_published",
     "mir",
     "budgets",
     "lwf",
     "der",
 )
-"""Packages beside this module, each with `METHODS` and perhaps `VARIANTS`, in the order of lists."""
+"""Packages beside this module, each with `METHODS`, `VARIANTS` or both, in the order of lists."""
 
 for _family in FAMILIES:
     _declared = import_module(f"mooring_lab.methods.{_family}")
-    METHODS.update({method.name: method for method in _declared.METHODS})
+    METHODS.update({method.name: method for method in getattr(_declared, "METHODS", ())})
     VARIANTS.update({method.name: method for method in getattr(_declared, "VARIANTS", ())})
 
 BUILT_IN = MappingProxyType({**METHODS, **VARIANTS})

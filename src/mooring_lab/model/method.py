@@ -45,6 +45,8 @@ class PluginOptions:
         all_tasks: whether every task trains on the data of all tasks.
         one_method: whether all runs of a fleet must have the same method.
         updates: how many steps in a row each batch is trained for.
+        fresh_heads: whether the head of a new task is always a new one.
+        scores_late: whether the plugin updates importances and pulls, after the optimizer's step of all runs.
     """
 
     plugin: str | type = "mooring_lab.fleet.learner_plugin:LearnerPlugin"
@@ -53,6 +55,8 @@ class PluginOptions:
     all_tasks: ClassVar[bool] = False
     one_method: ClassVar[bool] = False
     updates = 1
+    fresh_heads = False
+    scores_late: ClassVar[bool] = False
 
     def load(self) -> Any:
         """Return the plugin's class."""
@@ -73,11 +77,15 @@ class ReplayOptions(PluginOptions):
         recalls: the number of samples drawn from the memory in each step; None means the batch size.
         past_only: whether a task's samples enter the memory at its end, so that steps draw samples of past tasks only.
         updates: how many steps in a row each batch is trained for, every time with newly drawn samples.
+        fresh_heads: whether the head of a new task is always a new one.
+        restores_biases: whether a model is scored with its own biases; if not, convolutions have random ones then.
     """
 
     recalls: int | None = None
     past_only: bool = False
     updates: int = 1
+    fresh_heads: bool = False
+    restores_biases: bool = True
     uses_strength = False
 
 
@@ -98,6 +106,8 @@ class Method:
         memory: the default number of samples in the memory; None for a method without a memory.
         scenarios: the scenarios in which the method is defined; see `mooring_lab.model.scenarios`.
         plugin: what else the method does around the steps of a run; None for nothing.
+        first_decay: the weight decay of the first task, beside that of the run.
+        penalized_scores: whether the importance reads the gradient with the penalty's, and not the task's alone.
         group: the group that lists the method; see `mooring_lab.methods.groups`.
 
     Example:
@@ -117,6 +127,8 @@ class Method:
     memory: int | None = None
     scenarios: tuple[str, ...] = tuple(SCENARIOS)
     plugin: PluginOptions | None = None
+    first_decay: float = 0.0
+    penalized_scores: bool = False
     group: Literal["controls", "published", "variants"] = "variants"
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ BACKBONES: dict[str, Callable[[Shape], nn.Module]] = {
     "mlp": mlp,
     "cnn6": lambda shape: CNN6(shape[0]),
     "resnet18-third": lambda shape: ResNet18Third(shape[0]),
+    "resnet18-quarter": lambda shape: ResNet18Third(shape[0], part=4),
 }
 
 

@@ -69,14 +69,18 @@ class ResNet18Third(nn.Module):
 
     It has a 3x3 stem and four stages of two blocks, 21, 42, 85 and 170 filters wide, then a global average.
 
+    Args:
+        channels: the number of channels of an image.
+        part: the part of the usual filters; 4 gives 16, 32, 64 and 128, as the paper's public code has them.
+
     Example:
         >>> ResNet18Third()(torch.zeros(2, 3, 32, 32)).shape, sum(p.numel() for p in ResNet18Third().parameters())
         (torch.Size([2, 170]), 1231646)
     """
 
-    def __init__(self, channels: int = 3) -> None:
+    def __init__(self, channels: int = 3, part: int = 3) -> None:
         super().__init__()
-        widths = [width // 3 for width in (64, 128, 256, 512)]
+        widths = [width // part for width in (64, 128, 256, 512)]
         self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(widths[0])
         blocks, inputs = [], widths[0]
@@ -86,6 +90,6 @@ class ResNet18Third(nn.Module):
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features of shape (batch, 170)."""
+        """Return features of shape (batch, 170), or of the width of the last stage."""
         features: Tensor = self.blocks(torch.relu(self.norm(self.stem(x))))
         return features.mean((2, 3))

@@ -23,14 +23,14 @@ class Drawing:
         title: the line above it.
         caption: how to read it.
         alt: a description for readers who cannot see it.
-        figure: the matplotlib figure.
+        figure: the matplotlib figure; None if its files are kept as they are.
     """
 
     name: str
     title: str
     caption: str
     alt: str
-    figure: Figure
+    figure: Figure | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Picture:
 
 def render_drawing(drawing: Drawing, slug: str) -> Picture:
     """Render a drawing; the bytes are the same every time."""
+    assert drawing.figure is not None
     name = f"{slug}-{drawing.name}"
     svg, png = io.BytesIO(), io.BytesIO()
     drawing.figure.savefig(svg, format="svg", metadata=_NO_METADATA)

@@ -28,6 +28,7 @@ class NamedDataset:
         subfolder: the folder with the images inside a clone of the repository or the unpacked archive.
         label: the label column of Parquet files.
         leave_out: names of class folders to ignore.
+        unused: how many classes at the end are in no task, because they would not fill one.
         size: the height and width of images in the paper.
         licence: the licence that the authors state.
         note: remarks for a user who compares numbers.
@@ -49,6 +50,7 @@ class NamedDataset:
     subfolder: str = ""
     label: str | None = None
     leave_out: tuple[str, ...] = ()
+    unused: int = 0
     size: tuple[int, int] = (32, 32)
     licence: str = "none stated by the authors"
     note: str = ""
@@ -154,6 +156,25 @@ NAMED_DATASETS: dict[str, NamedDataset] = {
         licence="see https://data.caltech.edu/records/nyy15-4j048",
         note="257.clutter is left out; the last fifth of each class's files, ordered by name, are test images",
     ),
+    "caltech101": NamedDataset(
+        name="caltech101",
+        description="Caltech-101: photographs of 101 kinds of objects, 31 to 800 of each, resized to 32 by 32",
+        classes=96,
+        per_task=8,
+        train=6_743,
+        test=1_686,
+        bytes=14_000_000,
+        layout="parquet",
+        homepage="https://data.caltech.edu/records/mzrjq-6wc02",
+        manual_steps=(
+            "get it from https://data.caltech.edu/records/mzrjq-6wc02, and give a folder with train-*.parquet and "
+            "test-*.parquet in the layout of the Hub with --data"
+        ),
+        label="label",
+        unused=5,
+        licence="see https://data.caltech.edu/records/mzrjq-6wc02",
+        note="no stream of the paper; the first 96 classes in alphabetical order, without background images",
+    ),
 }
 
 
@@ -167,7 +188,7 @@ def find_dataset(name: str) -> NamedDataset:
         Traceback (most recent call last):
         ...
         mooring.errors.MooringError: unknown data set 'cifar' (did you mean 'cifar10'?); allowed: cifar100, cifar10, \
-flowers102, caltech256
+flowers102, caltech256, caltech101
     """
     if name not in NAMED_DATASETS:
         raise unknown("data set", name, NAMED_DATASETS)

@@ -13,7 +13,7 @@ from mooring_lab.streams.digits import digits
 from mooring_lab.streams.named_datasets import NAMED_DATASETS, NamedDataset, fetched_folder
 from mooring_lab.streams.progress_callback import ProgressCallback
 from mooring_lab.streams.slices import check_task_range, limit_images, limit_source, select_tasks
-from mooring_lab.streams.sources import from_folder, scan_folder
+from mooring_lab.streams.sources import first_classes, from_folder, scan_folder
 from mooring_lab.streams.stream import Source, Split, Stream, in_scenario
 
 TRANSFORMS = ("permuted", "rotated")
@@ -170,7 +170,7 @@ def stream_descriptions() -> dict[str, str]:
 
     Example:
         >>> list(stream_descriptions())
-        ['digits', 'cifar100', 'cifar10', 'flowers102', 'caltech256', 'folder']
+        ['digits', 'cifar100', 'cifar10', 'flowers102', 'caltech256', 'caltech101', 'folder']
     """
     embedded = {"digits": "the 1,797 handwritten digits of scikit-learn, 8 by 8 pixels, no download"}
     own = {"folder": "a folder of your own: Parquet files in the Hub's layout, or a folder for each class"}
@@ -216,7 +216,7 @@ def _read_source(options: StreamOptions, progress: ProgressCallback | None) -> S
     contents = scan_folder(folder, label=label, leave_out=leave_out)
     if options.cut == "class":
         _check_classes(options, folder, contents)
-    return from_folder(
+    source = from_folder(
         folder,
         name=dataset.name if dataset else None,
         size=(options.size, options.size) if options.size else dataset.size if dataset else (32, 32),
@@ -226,11 +226,18 @@ def _read_source(options: StreamOptions, progress: ProgressCallback | None) -> S
         skip_broken=options.skip_broken,
         progress=progress,
     )
+    return first_classes(source, _used_classes(options, len(source.classes)))
+
+
+def _used_classes(options: StreamOptions, count: int) -> int:
+    """Return how many of the classes of a folder are in a task: all, or those that a named data set uses."""
+    dataset = options.dataset
+    return dataset.classes if dataset and count == dataset.classes + dataset.unused else count
 
 
 def _check_classes(options: StreamOptions, folder: Path, contents: FolderContents) -> None:
     """Raise an error if a folder does not allow a cut by class, before its images are decoded, which takes minutes."""
-    dataset, count = options.dataset, len(contents.classes)
+    dataset, count = options.dataset, _used_classes(options, len(contents.classes))
     if dataset and count != dataset.classes and not (options.per_task or options.label):
         raise MooringError(
             f"{folder} has {count} classes and {dataset.name} has {dataset.classes}: give its own folder, "

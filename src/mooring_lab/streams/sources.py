@@ -84,6 +84,23 @@ def from_folder(
     return Source(name, train, test, contents.classes)
 
 
+def first_classes(source: Source, count: int) -> Source:
+    """Return the first classes of a source.
+
+    Example:
+        >>> from mooring_lab.streams.digits import digits
+        >>> first_classes(digits(), 8).classes[-1]
+        '7'
+    """
+    if count == len(source.classes):
+        return source
+    train, test = (
+        Split(split.images[split.labels < count], split.labels[split.labels < count])
+        for split in (source.train, source.test)
+    )
+    return Source(source.name, train, test, source.classes[:count])
+
+
 def from_dataset(name: str, train: MapDataset, test: MapDataset, classes: Sequence[str] | None = None) -> Source:
     """Return a data set from map-style data sets of (image, label).
 

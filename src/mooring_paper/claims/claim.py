@@ -10,7 +10,8 @@ from mooring_paper.context.scale import Condition
 SeedRequest = tuple[Row, int]
 """A row, and how many seeds it needs."""
 
-COLUMNS = ("claim", "holds when", "ours", "paper's", "seeds", "verdict")
+AT_PAPER_SETTINGS = "at the paper's settings"
+COLUMNS = ("claim", "holds when", "ours", AT_PAPER_SETTINGS, "paper's", "seeds", "verdict")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Claim:
         verdict: "holds", "does not hold" or "not decided".
         seeds: how many seeds each comparison used; empty for counts of runs.
         wanted: the rows that need more seeds, because an interval contains a bound.
+        at_paper_settings: our number and the verdict with the paper's learning rates and strengths; empty if the claim
+            does not depend on our search, or if the paper gives no settings.
     """
 
     statement: str
@@ -34,12 +37,13 @@ class Claim:
     verdict: Verdict
     seeds: tuple[int, ...] = ()
     wanted: tuple[SeedRequest, ...] = ()
+    at_paper_settings: str = ""
 
     def to_row(self) -> dict[str, str]:
         """Return the claim as a row of a table."""
         few, many = min(self.seeds, default=0), max(self.seeds, default=0)
         seeds = "" if not many else f"{few}" if few == many else f"{few} to {many}"
-        values = (self.statement, self.definition, self.ours, self.papers, seeds, self.verdict)
+        values = (self.statement, self.definition, self.ours, self.at_paper_settings, self.papers, seeds, self.verdict)
         return dict(zip(COLUMNS, values, strict=True))
 
 

@@ -80,11 +80,11 @@ def _violations(conditions: Sequence[Condition], results: Sequence[Result]) -> l
     return [
         claim_on_count(
             "Training becomes unstable only after the first violation of lr * strength * importance < 1.",
-            f"every unstable run had a violation after a task before the one in which it became unstable {where}",
-            len(violated),
+            f"every unstable run had a violation after the first task, where the paper counts them {where}",
+            len(violated_first),
             len(unstable),
             "all, after the first task",
-            details=f", {len(violated_first)} of them already after the first task",
+            details=f"; {len(violated)} had one after some task before the one in which they became unstable",
         ),
         claim_on_count(
             "A few violations are sufficient.",

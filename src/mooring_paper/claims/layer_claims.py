@@ -7,6 +7,7 @@ from mooring_paper.claims.claim import Claim, claim_on_count, describe_condition
 from mooring_paper.claims.method_pairs import Evidence, MethodRows
 from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.scale import EXPLICIT, REGULARIZERS
+from mooring_paper.context.target_result import TargetResult
 from mooring_paper.figures import effective_lr
 from mooring_paper.figures.cka import deep_cka, shallow_cka, train_balanced
 from mooring_paper.figures.importance_by_layer import depth_correlation, relative_to_mean, train_regularizers
@@ -29,28 +30,32 @@ def claims(evidence: Evidence) -> list[Claim]:
         evidence.rows({c: chain(*runs[c.data].values()) for c in context.scale.first_conditions()})
         for runs in (train_balanced(context), train_roots(context))
     )
-    return [*_unrolled(context), *_depth(context), *_balance(evidence, balanced), *_roots(evidence, roots)]
+    rates = context.kept_targets.get("effective-lr") or effective_lr.run(context)
+    return [*_unrolled(rates), *_depth(context), *_balance(evidence, balanced), *_roots(evidence, roots)]
 
 
-def _unrolled(context: PaperContext) -> list[Claim]:
-    rates = effective_lr.measure(context)
-    largest = max(value for task in rates.tasks.values() for value in task.difference.values())
-    smallest = min(float(quantiles[1]) for quantiles in rates.fraction_at_safe_strength.values())
+def _unrolled(result: TargetResult) -> list[Claim]:
+    """Test the tables of the effective learning rate."""
+    by_pull, at_safe_strength = result.tables
+    condition, safe_strength = at_safe_strength.title.split(effective_lr.AT_SAFE_STRENGTH)
+    penalty, *_ = (row["pull"] for row in by_pull.rows)
+    largest = max(float(row["largest relative difference"]) for row in by_pull.rows)
+    smallest = min(row["left in the mean, median"] for row in at_safe_strength.rows)
     return [
         Claim(
             "A penalty interpolates at every iteration: unrolled, it is an effective learning rate for each gradient.",
-            f"for ewc, as a penalty of strength {rates.strength:.4g} and as explicit step, the unrolled form and the "
+            f"for ewc, as a penalty of strength {penalty.split()[1]} and as explicit step, the unrolled form and the "
             f"iterates differ by less than {FLOAT64_TOLERANCE:g} of the movement of a layer, in float64, in the second "
-            f"task of {rates.condition}",
+            f"task of {condition}",
             f"{largest:.1e}",
             "equal",
             "holds" if largest < FLOAT64_TOLERANCE else "does not hold",
         ),
         Claim(
             "At any safe strength, parameters of low importance move freely.",
-            f"under ewc with {rates.safe_strength:.3g}, the strength at which the first parameter stops interpolating, "
-            f"the median parameter of every layer keeps at least {FREE_FRACTION:g} of its learning rate, averaged over "
-            f"the iterations of the second task of {rates.condition}",
+            f"under ewc with {float(safe_strength):.3g}, the strength at which the first parameter stops "
+            f"interpolating, the median parameter of every layer keeps at least {FREE_FRACTION:g} of its learning "
+            f"rate, averaged over the iterations of the second task of {condition}",
             f"{smallest:.3f} in the layer where it is smallest",
             "",
             "holds" if smallest >= FREE_FRACTION else "does not hold",
@@ -60,7 +65,8 @@ def _unrolled(context: PaperContext) -> list[Claim]:
 
 def _depth(context: PaperContext) -> list[Claim]:
     orders: dict[str, list[float]] = {}
-    runs = train_regularizers(context).values()
+    by_data, when = train_regularizers(context)
+    runs = by_data.values()
     for methods in runs:
         for name, results in methods.items():
             order = depth_correlation(relative_to_mean(results))
@@ -70,7 +76,7 @@ def _depth(context: PaperContext) -> list[Claim]:
     return [
         claim_on_count(
             "Deeper layers get less importance.",
-            "mean importance after all tasks decreases with depth (rank correlation < 0) for each of "
+            f"mean importance {when} decreases with depth (rank correlation < 0) for each of "
             f"{list_names(list(orders))} on every data set ({where})",
             sum(order < 0 for order in others),
             len(others),
@@ -78,7 +84,7 @@ def _depth(context: PaperContext) -> list[Claim]:
         ),
         claim_on_count(
             "SI is the exception: its importance does not decrease with depth.",
-            f"rank correlation of its mean importance after all tasks with depth >= 0 on every data set ({where})",
+            f"rank correlation of its mean importance {when} with depth >= 0 on every data set ({where})",
             sum(order >= 0 for order in si),
             len(si),
             missing=len(runs) - len(si),

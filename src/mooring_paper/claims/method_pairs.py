@@ -1,6 +1,7 @@
 """Claims about pairs of methods under the same condition: their mean difference, some pair or every pair."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,6 @@ MetricOfRun = str | Callable[[Result], float]
 
 MethodRows = Mapping[Condition, Mapping[str, Row]]
 """Rows by condition and method."""
-
-MAX_NAMED_PAIRS = 3
 
 
 @dataclass(frozen=True)
@@ -234,6 +233,8 @@ class PairGroup:
         tested = decide_pairs(pairs, metric, self.looks, low, high, second_metric=second_metric, minus=minus)
         over = f"over {_describe_scope(pairs, tested.used)}"
         over += f", minus that over {_describe_scope(minus, tested.minus)}" if minus else ""
+        counts = f"over {len(tested.used)} of {pluralize(len(pairs), 'pair')}"
+        counts += f", minus {len(tested.minus)} of {len(minus)}" if minus else ""
         mean = tested.papers_mean(metric)
         same = f"{mean:{spec}} by its tables over the same pairs" if mean is not None else ""
         used = {id(pair) for pair in (*tested.used, *tested.minus)}  # comparing pairs would compare all their runs
@@ -241,7 +242,7 @@ class PairGroup:
         return Claim(
             statement,
             f"mean difference in {measure}, is {_describe_bounds(low, high)}; {over}",
-            "; ".join([describe_gain(tested.decision.difference, spec), *_unfinished(missing)]),
+            "; ".join([f"{describe_gain(tested.decision.difference, spec)} {counts}", *_unfinished(missing)]),
             ", ".join(part for part in (same, papers) if part),
             tested.decision.verdict,
             (tested.seeds,),
@@ -282,7 +283,6 @@ class PairGroup:
         low: float = 0.0,
         papers_pair: MethodPair | None = None,
         papers: str = "",
-        details: str = "",
     ) -> Claim:
         """Return a claim that the first method has at least `low` more than the second in some pair.
 
@@ -296,7 +296,6 @@ class PairGroup:
             low: the bound.
             papers_pair: the pair behind the paper's number; None if it has none.
             papers: the paper's number.
-            details: what to add if a pair is missing.
         """
         tests = [decide_pairs([p], metric, self.looks, low, comparisons_to_hold=len(self.pairs)) for p in self.pairs]
         missing = [pair for pair, test in zip(self.pairs, tests, strict=True) if not test.used]
@@ -316,7 +315,7 @@ class PairGroup:
             f"{more}{f' by {low:g} or more' if low else ''}, beyond an interval corrected for the number of pairs, in "
             f"at least one of {_describe_scope(self.pairs)}; refuted only if all of them and the paper's own pair "
             "finished",
-            "; ".join([*parts, *([details] if details and blocked else [])]),
+            "; ".join(parts),
             papers,
             verdict,
             tuple(test.seeds for test in tests if test.used),
@@ -381,8 +380,15 @@ def _describe_scope(pairs: Sequence[MethodPair], used: Sequence[MethodPair] | No
 
 
 def _unfinished(pairs: Sequence[MethodPair]) -> list[str]:
-    """Return which pairs have runs that did not finish, the first few by name; empty without such pairs."""
-    names = [str(pair) for pair in pairs]
-    if len(names) > MAX_NAMED_PAIRS + 1:
-        names = [*names[:MAX_NAMED_PAIRS], f"{len(names) - MAX_NAMED_PAIRS} more pairs"]
-    return [f"without {list_names(names)}, where a run did not finish"] if names else []
+    """Return how many pairs are left out, and why; empty if none is."""
+    reasons = Counter(map(_reason_of, pairs)).most_common()
+    counted = [why for why, _ in reasons] if len(reasons) == 1 else [f"{count} {why}" for why, count in reasons]
+    return [f"{len(pairs)} left out, {', '.join(counted)}"] if pairs else []
+
+
+def _reason_of(pair: MethodPair) -> str:
+    """Return why a pair cannot be compared."""
+    if pair.rows is None:
+        return "without a setting that finished the search"
+    broken = {run.status for row in pair.rows for run in row.results} - {"finished"}
+    return f"with {list_names(sorted(broken))} runs"

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
 from mooring_lab.model.metrics import SCORE_TOLERANCE
 from mooring_lab.model.results import Result
 from mooring_lab.study.protocol import Choice
 from mooring_paper.claims.claim import Claim, claim_on_count, describe_conditions, list_names
-from mooring_paper.claims.method_pairs import Evidence, MethodPair, MethodRows, PairGroup, decide_pairs, describe_gain
+from mooring_paper.claims.method_pairs import Evidence, MethodPair, MethodRows, PairGroup, decide_pairs
 from mooring_paper.context.scale import EXPLICIT, PAPER, REGULARIZERS, REPLAY, Condition, Regime, Scale
 from mooring_paper.figures.cka import deep_cka
 from mooring_paper.published.published_numbers import Setting, published_setting
@@ -35,22 +36,27 @@ STRENGTH_STEP = 1.1
 """A bit more than a step of the strengths, which are a decade apart, in log10."""
 
 
-def table_claims(
-    evidence: Evidence, main: MethodRows, second: MethodRows, at_paper_settings: MethodRows
-) -> list[Claim]:
+def at_both_settings(ours: Sequence[Claim], papers: Sequence[Claim]) -> list[Claim]:
+    """Return the claims at our settings, each with its number and verdict at the paper's settings."""
+    return [
+        replace(claim, at_paper_settings=f"{other.ours}: {other.verdict}" if any(other.seeds) else "")
+        for claim, other in zip(ours, papers, strict=True)
+    ]
+
+
+def table_claims(evidence: Evidence, main: MethodRows, second: MethodRows) -> list[Claim]:
     """Return the claims on the tables.
 
     Args:
         evidence: makes pairs of rows.
-        main: rows of the main table, at our settings.
+        main: rows of the main table.
         second: rows of the second network.
-        at_paper_settings: rows of the main table at the paper's settings.
     """
     scale = evidence.context.scale
-    explicit, own, on_second = (evidence.pairs(rows, EXPLICIT_PAIRS) for rows in (main, at_paper_settings, second))
+    explicit, on_second = (evidence.pairs(rows, EXPLICIT_PAIRS) for rows in (main, second))
     abstract, text = "{} in its abstract, over all of its pairs", "6.2 in its text, over all of its pairs"
     tested = _explicit_against_penalty(explicit, f"with {scale.network}", abstract.format(6.2), abstract.format(4.5))
-    tested += [_largest_gain(explicit, own, scale), *_every_pair_gains(explicit)]
+    tested += [_largest_gain(explicit, scale), *_every_pair_gains(explicit)]
     for regime in scale.regimes if len(scale.regimes) > 1 else ():
         in_regime = explicit.where("regime", regime)
         papers = text if regime == scale.regimes[0] else ""
@@ -88,12 +94,29 @@ def _explicit_against_penalty(pairs: PairGroup, where: str, accuracy: str = "", 
     ]
 
 
-def _largest_gain(pairs: PairGroup, at_paper_settings: PairGroup, scale: Scale) -> Claim:
+def character_claims(evidence: Evidence, rows: MethodRows, balanced: MethodRows) -> list[Claim]:
+    """Return the paper's claims on unbalanced classes and long sequences, on data that it does not have.
+
+    Args:
+        evidence: makes pairs of rows.
+        rows: of data sets with this character.
+        balanced: of data sets with balanced classes.
+    """
+    explicit, others = (evidence.pairs(group, EXPLICIT_PAIRS) for group in (rows, balanced))
+    data = list_names([condition.data for condition in rows])
+    more = explicit.mean(
+        f"The explicit step gains more on {data} than with balanced classes.",
+        "accuracy, explicit step minus penalty",
+        "accuracy",
+        minus=others.pairs,
+    )
+    tested = [*_explicit_against_penalty(explicit, f"on {data}"), *([more] if others.pairs else [])]
+    return [*tested, *_against_replay(evidence, rows), *_against_simple(evidence, rows)]
+
+
+def _largest_gain(pairs: PairGroup, scale: Scale) -> Claim:
     regime = scale.regimes[0]
     papers = _papers_largest(scale.network, regime, EXPLICIT_PAIRS)
-    own = [pair for pair in at_paper_settings.pairs if str(pair) == str(papers)]
-    gains = [(pair, decide_pairs([pair], "accuracy", pairs.looks).decision.difference) for pair in own]
-    gap = [f"at the paper's own settings, {pair} gains {describe_gain(gain)}" for pair, gain in gains]
     tables = f", {papers.papers('accuracy'):+.2f} by its tables for {papers}" if papers is not None else ""
     return pairs.where("regime", regime).in_any(
         f"The explicit step gains up to {PAPER_LARGEST_GAIN} points of accuracy in {regime.name}.",
@@ -102,7 +125,6 @@ def _largest_gain(pairs: PairGroup, at_paper_settings: PairGroup, scale: Scale) 
         low=PAPER_LARGEST_GAIN,
         papers_pair=papers,
         papers=f"{PAPER_LARGEST_GAIN} in its text{tables}",
-        details="".join(gap),
     )
 
 
@@ -154,6 +176,25 @@ def _against_replay(evidence: Evidence, rows: MethodRows) -> list[Claim]:
     ]
 
 
+def fresh_replay_claim(evidence: Evidence, rows: MethodRows) -> Claim:
+    """Compare replay with fresh heads, as the authors' code has them, with the explicit step at the paper's settings.
+
+    Args:
+        evidence: makes pairs of rows.
+        rows: of replay with fresh heads, and of the explicit step, which inherits its heads.
+    """
+    pairs = evidence.pairs(rows, product(REPLAY, EXPLICIT))
+    claim = pairs.mean(
+        "Replay with fresh heads is more accurate than the explicit step.",
+        f"accuracy at the paper's settings, each of {list_names(REPLAY)} with fresh heads minus each explicit step",
+        "accuracy",
+    )
+    columns = {condition: [pair for pair in pairs.pairs if pair.condition == condition] for condition in rows}
+    gains = {c: decide_pairs(group, "accuracy", pairs.looks).decision.difference for c, group in columns.items()}
+    parts = [f"{gain.mean:+.2f} on {c.data} in {c.regime.name}" for c, gain in gains.items() if gain is not None]
+    return replace(claim, ours="; ".join([claim.ours, ", ".join(parts)]), wanted=())
+
+
 def _against_simple(evidence: Evidence, rows: MethodRows) -> list[Claim]:
     """Compare penalties with plain fine-tuning, and popular definitions of importance with trivial ones."""
     plain = evidence.pairs(rows, product(["plain"], REGULARIZERS))
@@ -174,6 +215,13 @@ def _against_simple(evidence: Evidence, rows: MethodRows) -> list[Claim]:
             "Uniform or random importance is more accurate than the popular definitions.",
             f"accuracy, each of uniform and random minus {popular}",
             "accuracy",
+        ),
+        simple.swapped.mean(
+            "Uniform or random importance preserves the representations of deep layers better than the popular "
+            "definitions.",
+            f"CKA of the deeper half of the layers, each of uniform and random minus {popular}",
+            deep_cka,
+            spec="+.4f",
         ),
     ]
 

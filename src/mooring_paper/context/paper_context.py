@@ -18,12 +18,17 @@ from mooring_lab.streams.stream import Stream
 from mooring_lab.study.pretraining import read_metadata
 from mooring_lab.study.study import Study
 from mooring_paper.context.scale import Condition, Regime, Scale
+from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.published.published_numbers import Setting, published_setting, setting_source
 
 Group = TypeVar("Group", bound=Hashable)
 
 MethodRuns = dict[str, dict[str, list[Result]]]
 """Results by data set and method, one for each seed."""
+
+
+FIRST_TASK = "first task"
+"""The part of a stream that is the first of the trained tasks."""
 
 
 class MissingRuns(Exception):  # noqa: N818  not an error: the schedule trains the runs and calls the target again
@@ -55,6 +60,9 @@ class PaperContext:
         weights: the weights of every backbone, by fingerprint.
         levels: the backbones of the main network that `fig-backbone` compares: their accuracy when they were
             pre-trained, by fingerprint.
+        backbones_table: the table of backbones, if their files are not there.
+        kept_targets: the results of targets that are kept as they are, by name.
+        kept_runs: runs that are written with a page even if no target reads them.
         defers_training: whether `run` raises `MissingRuns` instead of training, as `run_targets` needs it.
 
     Example:
@@ -81,6 +89,9 @@ class PaperContext:
             self.set_backbones(network, paths)
         self.levels: dict[str, float] = {}
         self.streams: dict[str, Stream] = {}
+        self.backbones_table: ResultTable | None = None
+        self.kept_targets: Mapping[str, TargetResult] = {}
+        self.kept_runs: Sequence[Result] = ()
         self.defers_training = False
         self._full_streams: dict[tuple[str, int | None], Stream] = {}
         self._parts: dict[tuple[str, str, int | None], Stream] = {}
@@ -101,6 +112,10 @@ class PaperContext:
     def main_stream(self, data: str, *, shuffle: int | None = None) -> Stream:
         """Return the tasks after the searched ones, for tables and figures; `shuffle` seeds another class order."""
         return self._part(data, "trained", shuffle)
+
+    def first_task(self, data: str) -> Stream:
+        """Return the first of the tasks after the searched ones."""
+        return self._part(data, FIRST_TASK, None)
 
     def full_stream(self, data: str) -> Stream:
         """Return all tasks, including the searched ones."""
@@ -136,6 +151,10 @@ class PaperContext:
     def dtype(self, regime: Regime) -> str:
         """Return the dtype of a regime on this device."""
         return regime.gpu_dtype if self.device.startswith("cuda") else "auto"
+
+    def has(self, specs: Sequence[RunSpec]) -> bool:
+        """Return whether the results of runs are stored or can be trained."""
+        return True
 
     def run(self, specs: Sequence[RunSpec], *, reject: bool = False, decides: bool = False) -> dict[RunSpec, Result]:
         """Return the results of runs, in order; train the missing ones first, as many at once as possible.
@@ -188,13 +207,14 @@ class PaperContext:
         """Return a part of a stream; cached, because a fingerprint of the images is slow to compute."""
         if (data, kind, shuffle) not in self._parts:
             if (data, shuffle) not in self._full_streams:
-                options = replace(self.scale.streams[data], shuffle=shuffle)
+                options = replace({**self.scale.streams, **self.scale.stand_ins}[data], shuffle=shuffle)
                 self._full_streams[data, shuffle] = self.study.open(options)
             stream, first = self._full_streams[data, shuffle], self.scale.search_tasks
             if len(stream.tasks) <= first:
                 tasks = f"{stream.name} has {len(stream.tasks)} tasks and the search uses {first}"
                 raise MooringError(f"{tasks}: give a stream with more tasks")
-            skip, limit = {"searched": (0, first), "trained": (first, None), "entire": (0, None)}[kind]
+            parts = {"searched": (0, first), "trained": (first, None), "entire": (0, None), FIRST_TASK: (first, 1)}
+            skip, limit = parts[kind]
             order = "" if shuffle is None else ", shuffled"
             part = replace(select_tasks(stream, skip, limit), name=f"{data}, {kind}{order}")
             self.streams[part.fingerprint] = self._parts[data, kind, shuffle] = part

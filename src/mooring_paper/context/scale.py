@@ -14,6 +14,12 @@ REPLAY = ("a-gem", "er")
 ROWS = ("plain", *REGULARIZERS, "uniform", "random", *EXPLICIT, *REPLAY)
 """The methods of the paper's main table."""
 
+PUBLISHED_CODE = (*REGULARIZERS, *EXPLICIT, *REPLAY)
+"""The methods whose definition in the authors' public code differs from the paper's equations."""
+
+PUBLISHED_SUFFIX = "-as-published"
+"""The end of the names of methods as the authors' public code defines them."""
+
 CONTROLS = ("frozen", "frozen-after-first", "joint")
 """Baselines that the paper does not report."""
 
@@ -65,8 +71,10 @@ class Scale:
     Attributes:
         network: the network of the main table.
         second_network: the network of the second table.
+        code_network: the network that the authors' public code has in its place; empty if there is none.
         regimes: the regimes of the main table; the second table and the figures use the first one.
         streams: options of the data sets, by name.
+        stand_ins: data sets that the paper does not have, for a target of their own.
         seeds: how many seeds a cell has.
         max_seeds: up to how many seeds the runs of a claim get as long as it is not decided.
         search_tasks: how many of the first tasks the grid search uses; the others are trained and scored.
@@ -92,6 +100,8 @@ class Scale:
     missing_data: tuple[str, ...] = ()
     pretraining: StreamOptions | None = None
     levels: tuple[tuple[str, int], ...] = ()
+    code_network: str = ""
+    stand_ins: Mapping[str, StreamOptions] = field(default_factory=dict)
 
     def conditions(self) -> list[Condition]:
         """Return the columns of the main table."""
@@ -113,25 +123,33 @@ class Scale:
                 is read from disk.
             names: the data sets to use; all that the folder has if empty.
         """
-        if wrong := [name for name in names if name not in self.streams]:
-            raise unknown("data set", wrong[0], self.streams)
+        if wrong := [name for name in names if name not in (*self.streams, *self.stand_ins)]:
+            raise unknown("data set", wrong[0], [*self.streams, *self.stand_ins])
         selected = {name: options for name, options in self.streams.items() if not names or name in names}
+        stand_ins = {name: options for name, options in self.stand_ins.items() if not names or name in names}
+        if not selected:
+            raise MooringError(
+                f"{', '.join(names)} alone is no data set of the paper: add one of {', '.join(self.streams)}"
+            )
         pretraining = self.pretraining
         if folder is None:
             if any(options.name != "digits" for options in selected.values()):
                 raise MooringError("the paper's data sets are read from a folder: give --data, or --miniature")
         else:
-            absent = [name for name in selected if not (folder / name).is_dir()]
+            absent = [name for name in (*selected, *(stand_ins if names else ())) if not (folder / name).is_dir()]
             if len(absent) == len(selected) or (names and absent):
                 raise MooringError(
                     f"{folder} has no folder {', '.join(absent)}: put each data set into a folder of its name"
                 )
-            selected = {n: replace(o, data=str(folder / n)) for n, o in selected.items() if n not in absent}
+            selected, stand_ins = (
+                {n: replace(o, data=str(folder / n)) for n, o in sets.items() if (folder / n).is_dir()}
+                for sets in (selected, stand_ins)
+            )
             if pretraining is not None:
                 own = folder / pretraining.name
                 pretraining = replace(pretraining, data=str(own)) if own.is_dir() else None
         missing = tuple(name for name in self.streams if name not in selected)
-        return replace(self, streams=selected, missing_data=missing, pretraining=pretraining)
+        return replace(self, streams=selected, stand_ins=stand_ins, missing_data=missing, pretraining=pretraining)
 
     def with_seeds(self, seeds: int | None, max_seeds: int | None = None) -> "Scale":
         """Return the scale with other numbers of seeds; None keeps a number.
@@ -151,8 +169,10 @@ class Scale:
 PAPER = Scale(
     network="cnn6",
     second_network="resnet18-third",
+    code_network="resnet18-quarter",
     regimes=(Regime("1-epoch", 1, 10, gpu_dtype="bf16"), Regime("30-epochs", 30, 256, gpu_dtype="bf16")),
     streams={name: StreamOptions(name) for name in ("cifar100", "flowers102", "caltech256")},
+    stand_ins={"caltech101": StreamOptions("caltech101")},
     pretraining=StreamOptions("cifar10"),
     levels=(
         *(("paper", epochs) for epochs in (1, 2, 5, 12, 60)),

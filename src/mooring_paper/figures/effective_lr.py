@@ -30,6 +30,8 @@ STEPS = 16
 """Iterations of each of two tasks: enough to see a difference between the unrolled form and the iterates."""
 
 QUANTILES = (0.25, 0.5, 0.75)
+AT_SAFE_STRENGTH = ": at the safe strength, "
+"""What the title of the second table has between the condition and the strength."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ def _mean_columns(mean_fraction: Tensor) -> dict[str, float]:
 
 def _safe_strength_table(rates: EffectiveRates) -> ResultTable:
     rows = [{"layer": layer, **_mean_columns(mean)} for layer, mean in rates.fraction_at_safe_strength.items()]
-    return ResultTable(f"{rates.condition}: at the safe strength, {rates.safe_strength:.4g}", list(rows[0]), rows)
+    return ResultTable(f"{rates.condition}{AT_SAFE_STRENGTH}{rates.safe_strength:.4g}", list(rows[0]), rows)
 
 
 def _text(rates: EffectiveRates) -> list[str]:

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from statistics import correlation, fmean
 from typing import Any
 
@@ -14,7 +16,7 @@ from mooring_lab.model.results import Result
 from mooring_lab.report.logarithm import ticks
 from mooring_lab.report.picture import Drawing
 from mooring_lab.report.style import WIDTH
-from mooring_paper.context.paper_context import MethodRuns, PaperContext, all_runs, train_methods
+from mooring_paper.context.paper_context import MethodRuns, PaperContext, all_runs, paper_setting, train_methods
 from mooring_paper.context.scale import REGULARIZERS
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.figures.panels import LayerLine, draw_layer_lines, value_range
@@ -23,14 +25,26 @@ LayerIntervals = Mapping[str, Interval]
 """log10 of the relative importance of each layer."""
 
 
-def train_regularizers(context: PaperContext) -> MethodRuns:
-    """Return the runs of the four penalties at the paper's settings."""
-    return train_methods(context, {name: name for name in REGULARIZERS})
+def train_regularizers(context: PaperContext) -> tuple[MethodRuns, str]:
+    """Return the runs of the four penalties at the paper's settings, and after which tasks they are measured.
+
+    It is the first task alone, as in the paper; all tasks where only these runs are stored.
+    """
+    specs = {}
+    for condition, name in product(context.scale.first_conditions(), REGULARIZERS):
+        runs = context.seed_specs(condition, name, paper_setting(context.scale, condition, name))
+        stream = context.first_task(condition.data)
+        specs[condition.data, name] = [replace(s, stream=stream.name, data=stream.fingerprint) for s in runs]
+    if not all(map(context.has, specs.values())):
+        return train_methods(context, {name: name for name in REGULARIZERS}), "after all tasks"
+    known = context.run_groups(specs)
+    runs_by_data = {data: {name: known[data, name] for name in REGULARIZERS} for data in context.scale.streams}
+    return runs_by_data, "after the first task"
 
 
 def run(context: PaperContext) -> TargetResult:
     """Measure mean importance by layer, relative to the mean over the layers of the run."""
-    runs = train_regularizers(context)
+    runs, when = train_regularizers(context)
     tables = []
     lines: dict[str, dict[str, LayerIntervals]] = {}
     for data, methods in runs.items():
@@ -38,8 +52,9 @@ def run(context: PaperContext) -> TargetResult:
         rows = [_row(name, layers) for name, layers in lines[data].items()]
         layers = list(dict.fromkeys(layer for intervals in lines[data].values() for layer in intervals))
         columns = ["importance", *layers, "last / first", "rank correlation with depth"]
-        tables.append(ResultTable(f"{data}: mean importance by layer, relative to the mean layer", columns, rows))
-    return TargetResult("fig-importance", (), tables, all_runs(runs), partial(_draw, lines))
+        title = f"{data}: mean importance by layer {when}, relative to the mean layer"
+        tables.append(ResultTable(title, columns, rows))
+    return TargetResult("fig-importance", (), tables, all_runs(runs), partial(_draw, lines, when))
 
 
 def relative_to_mean(results: Sequence[Result]) -> dict[str, Interval]:
@@ -92,7 +107,7 @@ def _row(name: str, layers: LayerIntervals) -> dict[str, Any]:
     return {**row, "last / first": ratio, "rank correlation with depth": depth_correlation(layers)}
 
 
-def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]]) -> list[Drawing]:
+def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]], when: str) -> list[Drawing]:
     drawn = {data: methods for data, methods in lines_by_data.items() if any(methods.values())}
     if not drawn:
         return []
@@ -111,7 +126,7 @@ def _draw(lines_by_data: Mapping[str, Mapping[str, LayerIntervals]]) -> list[Dra
         Drawing(
             "layers",
             "Importance by layer",
-            "Mean importance of the parameters of each layer after all tasks, relative to the mean layer of the same "
+            f"Mean importance of the parameters of each layer {when}, relative to the mean layer of the same "
             "run; layers from input to output. Geometric mean over seeds with its 95 % interval, on a logarithmic "
             "scale; intervals are cut off at the edge of the panel.",
             f"Line charts: relative importance by layer for {', '.join(REGULARIZERS)}, on {', '.join(drawn)}.",

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mooring_lab.report.numbers import MISSING
+from mooring_paper.claims.claim import AT_PAPER_SETTINGS
 from mooring_paper.context.target_result import CELL_METRICS, ResultTable, TargetResult
 
 DIGITS = {"accuracy": 1, "forgetting": 2}
 """Decimals of the compact tables, as the paper has them."""
 
 NOT_ALL_SEEDS = "†"
-CLAIM_COLUMNS = ("claim", "ours", "paper's", "verdict")
+CLAIM_COLUMNS = ("claim", "ours", AT_PAPER_SETTINGS, "paper's", "verdict")
 CHANGE_VERDICTS = {
     "explains": ("explains it",),
     "may explain": ("may explain it",),
@@ -116,14 +117,15 @@ def _join_setting(setting: Sequence[str | None]) -> str:
 
 
 def claims_tables(result: TargetResult) -> list[ResultTable]:
-    """Return the claims with the first clause of our number and the verdict; a claim that does not hold is bold."""
+    """Return the claims with our numbers and the verdict; a claim that does not hold is bold."""
     tables = []
     for table in result.tables:
-        rows = [{**row, "ours": row["ours"].partition(";")[0]} for row in table.rows]
+        rows = [dict(row) for row in table.rows]
         for row in rows:
             if row["verdict"] == "does not hold":
                 row["verdict"] = "**does not hold**"
-        tables.append(ResultTable(table.title, CLAIM_COLUMNS, rows))
+        columns = [c for c in CLAIM_COLUMNS if c != AT_PAPER_SETTINGS or any(row[c] for row in rows)]
+        tables.append(ResultTable(table.title, columns, rows))
     return tables
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from mooring_lab.model.results import Result
@@ -12,9 +12,10 @@ from mooring_paper.context.paper_context import PaperContext
 from mooring_paper.context.target_result import ResultTable, TargetResult
 from mooring_paper.page import verdict
 from mooring_paper.page.compact_tables import NOT_ALL_SEEDS, changes_table, claims_tables, compact_table, settings_table
-from mooring_paper.page.provenance import backbones_table, missing_data_lines, protocol_lines, training_summary
+from mooring_paper.page.protocol_table import protocol_table
+from mooring_paper.page.provenance import backbones_table, missing_data_lines, training_summary
 from mooring_paper.published.numbering import ITEMS
-from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
+from mooring_paper.tables.accuracy_tables import AS_PUBLISHED, CODE_WIDTHS, OUR_SETTINGS, PAPER_SETTINGS
 from mooring_paper.targets import TARGETS, lacks_data
 
 NOT_SENTENCES = ("#", "```", "![")
@@ -83,9 +84,9 @@ SETTINGS_LEGEND = (
 )
 NO_DIFFERENCE = "No cell differs."
 CHANGES_NOTE = (
-    "Each change was made alone, and the cell was computed again. A change explains a cell if our mean moves "
-    'significantly and then agrees with the paper\'s. "Perhaps": only without a correction for the number of changes. '
-    "The target `reasons` below lists the changes."
+    "Each change was made alone, and the row was computed again. A change explains a difference if our mean moves "
+    "significantly, and accuracy and forgetting of the row then both agree with the paper's. "
+    '"Perhaps": only without a correction for the number of changes. The target `reasons` below lists the changes.'
 )
 FILES_NOTE = (
     "[findings.json](findings.json) has every number, also those of the long tables that are not on this page; "
@@ -107,19 +108,19 @@ def page_blocks(
     """
     by_name = {result.name: result for result in results}
     blocks: list[Block] = [MINIATURE_NOTE] if "digits" in context.scale.streams else []
-    blocks += verdict.verdict_sentences(results)
+    blocks += [*verdict.answer(results), *bullet_list(verdict.verdict_sentences(results))]
     if main := by_name.get("table1"):
         compared = _compare(main, results, "Table 1, ours and the paper's", verdict.main_settings(main))
         blocks += ["## Table 1 beside the paper's", *compared] if compared else []
     backbones = backbones_table(context)
     blocks += ["## Details", *_details(results, figures)]
-    protocol = bullet_list(protocol_lines(context, results, backbones))
-    blocks.append(FoldedBlock("Protocol: what follows the paper and what does not", protocol))
+    dtypes = {run.spec.dtype for result in results if result.name != "reasons" for run in result.results}
+    recipes = {str(row.get("recipe") or "not recorded") for row in backbones.rows}
+    protocol = protocol_table(context.scale, dtypes, recipes)
+    blocks.append(FoldedBlock("Protocol: the paper, the authors' code, and what is done here", [protocol]))
     details: list[Block] = [training_summary(runs), f"```\n{command}\n```", *bullet_list(missing_data_lines(context))]
-    if context.weights:
-        details += ["Seed k starts from backbone k of its network, modulo their number:", backbones, FILES_NOTE]
-    else:
-        details += ["Every run starts from random weights.", FILES_NOTE]
+    by_seed = ["Seed k starts from backbone k of its network, modulo their number:", backbones]
+    details += [*(by_seed if context.backbones else ["Every run starts from random weights."]), FILES_NOTE]
     blocks.append(FoldedBlock("Runs, backbones, and how to repeat it", details))
     blocks.append(FoldedBlock("The paper's own numbers: which target is which", [_item_table(context)]))
     return blocks
@@ -150,7 +151,8 @@ def _compare(result: TargetResult, results: Sequence[TargetResult], title: str, 
     reasons = verdict.tested_reasons(results)
     lines = verdict.difference_lines(result, settings, reasons)
     heading = ["## What differs, and why", *([CHANGES_NOTE] if reasons and lines else [])] if main else []
-    return [table, legend, *heading, *bullet_list(lines or [NO_DIFFERENCE])]
+    remarks = bullet_list(result.text) if main else []
+    return [table, legend, *remarks, *heading, *bullet_list(lines or [NO_DIFFERENCE])]
 
 
 def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Block]:
@@ -164,6 +166,12 @@ def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Bloc
                 tables = [SETTINGS_LEGEND, table]
             case "resnet":
                 tables = _second_table(result)
+            case "stand-in" if result.tables:
+                (claims,) = claims_tables(replace(result, tables=result.tables[-1:]))
+                tables = [*_stack(compact_table(result, "Caltech-101", OUR_SETTINGS)), f"**{claims.title}**", claims]
+            case "as-published":
+                settings = (AS_PUBLISHED, CODE_WIDTHS)
+                tables = [block for end in settings for block in _stack(compact_table(result, f"Table {end}", end))]
             case "claims":
                 tables = [block for table in claims_tables(result) for block in (f"**{table.title}**", table)]
             case "reasons":
@@ -171,7 +179,13 @@ def _details(results: Sequence[TargetResult], figures: Figures) -> Iterator[Bloc
         where = ", at the settings of our search" if result.name == "table1" else ""
         if tables or result.name != "table1":
             drawn = _figure_blocks(figures[result.name])
-            yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}{where}", [*result.text, *tables, *drawn])
+            text = [] if result.name == "table1" else result.text  # which is below the main table
+            yield FoldedBlock(f"{result.name}: {TARGETS[result.name].summary}{where}", [*text, *tables, *drawn])
+
+
+def _stack(table: ResultTable | None) -> list[Block]:
+    """Return a table with its title; nothing if there is none."""
+    return [] if table is None else [f"**{table.title}**", table]
 
 
 def _second_table(result: TargetResult) -> list[Block]:
@@ -187,12 +201,12 @@ def _item_table(context: PaperContext) -> ResultTable:
     for item in ITEMS:
         here = "; ".join(f"`{name}`" for name in (item.target, item.function) if name)
         here += ", not run" if lacks_data(item, context.scale.missing_data) else ""
-        row = {"in the paper": item.name, "what": item.subject, "here": here}
+        row = {"in the paper": item.name, "what": item.subject, "here": here, "remark": item.remark}
         if rows and [*rows[-1].values()][1:] == [*row.values()][1:]:
             rows[-1]["in the paper"] = f"{rows[-1]['in the paper'].split(' to ')[0]} to {item.number}"
         else:
             rows.append(row)
-    return ResultTable("The paper's own numbers", ("in the paper", "what", "here"), rows)
+    return ResultTable("The paper's own numbers", ("in the paper", "what", "here", "remark"), rows)
 
 
 def _figure_blocks(drawings: Mapping[str, Drawing]) -> Iterator[str]:

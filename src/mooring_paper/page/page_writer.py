@@ -28,7 +28,7 @@ def write_page(results: Sequence[TargetResult], folder: Path, context: PaperCont
         The path of the page.
     """
     check_writable(folder)
-    runs = unique_runs(result.results for result in results)
+    runs = unique_runs([context.kept_runs, *(result.results for result in results)])
     figures = {result.name: _write_figures(result, folder) for result in results}
     blocks = page_blocks(results, context, figures, runs, command=command)
     findings = [
@@ -42,7 +42,7 @@ def write_page(results: Sequence[TargetResult], folder: Path, context: PaperCont
         for result in results
     ]
     findings.append(page_findings(blocks).to_json())
-    write_atomically(folder / "runs.json", runs_json(runs, context.streams, context.scale))
+    write_atomically(folder / "runs.json", runs_json(runs, context.streams, context.scale, command))
     write_atomically(folder / "findings.json", (json.dumps(findings, indent=1) + "\n").encode())
     write_atomically(folder / "index.md", f"# The paper, reproduced\n\n{join_blocks(blocks)}\n".encode())
     return folder / "index.md"
@@ -53,8 +53,10 @@ def _write_figures(result: TargetResult, folder: Path) -> dict[str, Drawing]:
     drawings = {}
     with figure_style():
         for drawing in result.draw():
-            image = render_drawing(drawing, result.name)
-            write_atomically(folder / f"{image.name}.svg", image.svg)
-            write_atomically(folder / f"{image.name}.png", image.png)
-            drawings[f"{image.name}.png"] = drawing
+            name = f"{result.name}-{drawing.name}"
+            if drawing.figure is not None:
+                image = render_drawing(drawing, result.name)
+                write_atomically(folder / f"{name}.svg", image.svg)
+                write_atomically(folder / f"{name}.png", image.png)
+            drawings[f"{name}.png"] = drawing
     return drawings

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from mooring_lab.model.plurals import pluralize
 from mooring_paper.context.scale import EXPLICIT, REGULARIZERS, REPLAY, Condition
 from mooring_paper.context.target_result import BOUNDS, CellKey, PaperCell, TargetResult, means_agree
-from mooring_paper.tables.accuracy_tables import OUR_SETTINGS, PAPER_SETTINGS
+from mooring_paper.tables.accuracy_tables import AS_PUBLISHED, OUR_SETTINGS, PAPER_SETTINGS
+
+MOSTLY = 0.9
+"""The share of numbers and claims from which on the paper is said to reproduce."""
 
 FAMILIES_OF_THE_TABLE = {
     "explicit step": EXPLICIT,
@@ -16,10 +19,33 @@ FAMILIES_OF_THE_TABLE = {
 }
 
 
-def verdict_sentences(results: Sequence[TargetResult]) -> list[str]:
-    """Return whether the paper reproduces: cells that agree, by family of methods, and claims that hold."""
+def answer(results: Sequence[TargetResult]) -> list[str]:
+    """Return whether the paper reproduces in two sentences; nothing without the main table and the claims."""
     by_name = {result.name: result for result in results}
-    sentences = _cell_sentences(by_name["table1"]) if "table1" in by_name else []
+    if not {"table1", "claims"} <= by_name.keys() or not (cells := cells_at(by_name["table1"], PAPER_SETTINGS)):
+        return []
+    verdicts = _verdicts(by_name["claims"])
+    agree, hold = sum(cell.differs is False for cell in cells), verdicts.count("holds")
+    share = min(agree / len(cells), hold / len(verdicts))
+    word = "Yes" if share >= MOSTLY else "In part" if share >= 1 - MOSTLY else "Hardly"
+    families = _families(cells)
+    shares = {name: sum(cell.differs is False for cell in own) / len(own) for name, own in families.items()}
+    best, worst = max(shares, key=lambda name: shares[name]), min(shares, key=lambda name: shares[name])
+    return [
+        f"**Does the paper reproduce? {word}**: at its own settings our runs agree with {agree} of {len(cells)} "
+        f"numbers of its main table, and {hold} of its {len(verdicts)} claims hold. The {best} reproduces best "
+        f"({agreement(families[best])} numbers) and {worst} least ({agreement(families[worst])})."
+    ]
+
+
+def verdict_sentences(results: Sequence[TargetResult]) -> list[str]:
+    """Return the counts: cells that agree, by family of methods, differences that are explained, claims that hold."""
+    by_name = {result.name: result for result in results}
+    sentences = []
+    if main := by_name.get("table1"):
+        sentences += _cell_sentences(main) + _explained_sentences(main, tested_reasons(results))
+    if (published := by_name.get("as-published")) and (cells := cells_at(published, AS_PUBLISHED)):
+        sentences.append(f"With the definitions of the authors' code, {agreement(cells)} of their cells agree.")
     return sentences + (_claim_sentences(by_name["claims"]) if "claims" in by_name else [])
 
 
@@ -55,15 +81,33 @@ def _cell_sentences(result: TargetResult) -> list[str]:
     undecided, absent = sum(cell.differs is None for cell in cells), _unfinished_cells(result)
     few = f" With too few seeds, {pluralize(undecided, 'cell')} cannot be judged." if undecided else ""
     none = f" In {pluralize(absent, 'more cell')} no seed of ours finished." if absent else ""
-    families = {
-        name: [cell for cell in cells if cell.method in methods] for name, methods in FAMILIES_OF_THE_TABLE.items()
-    }
-    parts = ", ".join(f"{name} {agreement(members)}" for name, members in families.items() if members)
+    parts = ", ".join(f"{name} {agreement(members)}" for name, members in _families(cells).items())
     return [
         f"**{agreement(cells)} cells of the main table agree with the paper**: {near} within {bounds}, "
         f"{sum(c.differs is False for c in cells) - near} more within chance (Welch's t-test at 95 %).{few}{none}",
         f"Cells that agree, by family: {parts}; at the settings of our own search, "
         f"{agreement(cells_at(result, OUR_SETTINGS))} in all.",
+    ]
+
+
+def _families(cells: Sequence[PaperCell]) -> dict[str, list[PaperCell]]:
+    """Return the cells of each family of methods that has any."""
+    families = {name: [c for c in cells if c.method in methods] for name, methods in FAMILIES_OF_THE_TABLE.items()}
+    return {name: members for name, members in families.items() if members}
+
+
+def _explained_sentences(result: TargetResult, reasons: Mapping[CellKey, Sequence[str]] | None) -> list[str]:
+    """Return how many differences of the main table are explained for certain, perhaps, and not at all."""
+    groups = {} if reasons is None else _by_cause(result, main_settings(result), reasons)
+    if not groups:
+        return []
+    counts = Counter({cause: len(cells) for cause, cells in groups.items()})
+    sure = sum(count for cause, count in counts.items() if cause.startswith("explained by"))
+    perhaps = sum(count for cause, count in counts.items() if cause.startswith("perhaps"))
+    total = counts.total()
+    return [
+        f"**{total - sure - perhaps} of {pluralize(total, 'difference')} are not explained** by any change that was "
+        f"tested; {sure} are explained, and {perhaps} perhaps."
     ]
 
 
@@ -79,9 +123,13 @@ def _unfinished_cells(result: TargetResult) -> int:
 
 
 def _claim_sentences(result: TargetResult) -> list[str]:
-    verdicts = [row["verdict"] for table in result.tables for row in table.rows]
+    verdicts = _verdicts(result)
     holds, fails, undecided = (verdicts.count(name) for name in ("holds", "does not hold", "not decided"))
     return [f"**Of {len(verdicts)} claims, {holds} hold**, {fails} do not hold, and {undecided} are not decided."]
+
+
+def _verdicts(result: TargetResult) -> list[str]:
+    return [row["verdict"] for table in result.tables for row in table.rows]
 
 
 # Why cells differ: one line for all cells with the same reason.
@@ -112,20 +160,31 @@ def difference_lines(result: TargetResult, settings: str, reasons: Mapping[CellK
         settings: how the titles of the tables to use end.
         reasons: why cells differ at the paper's settings; None if this was not tested.
     """
-    at_paper_setting = {cell.key: cell for table in result.tables for cell in table.cells if cell.at_paper_setting}
-    tables = [table for table in result.tables if table.title.endswith(settings)]
-    differing = [cell for table in tables for cell in table.cells if cell.differs]
     if reasons is None:
+        differing = _differing(result, settings)
         differ = "differs" if len(differing) == 1 else "differ"
         untested = f"{pluralize(len(differing), 'cell')} {differ} from the paper; `mooring paper reasons` tests why."
         return [untested] if differing else []
+    ordered = sorted(_by_cause(result, settings, reasons).items(), key=lambda group: -len(group[1]))
+    return [f"**{cause[0].upper()}{cause[1:]}** ({pluralize(len(c), 'cell')}): {_members(c)}." for cause, c in ordered]
+
+
+def _differing(result: TargetResult, settings: str) -> list[PaperCell]:
+    return [cell for cell in cells_at(result, settings) if cell.differs]
+
+
+def _by_cause(
+    result: TargetResult, settings: str, reasons: Mapping[CellKey, Sequence[str]]
+) -> dict[str, list[PaperCell]]:
+    """Return the cells that differ by their cause; one with several is listed with the most frequent of them."""
+    at_paper_setting = {cell.key: cell for table in result.tables for cell in table.cells if cell.at_paper_setting}
+    differing = _differing(result, settings)
     causes = {cell.key: _causes(cell, at_paper_setting.get(cell.key), reasons.get(cell.key)) for cell in differing}
     frequency = Counter(cause for names in causes.values() for cause in names)
     groups: dict[str, list[PaperCell]] = defaultdict(list)
     for cell in differing:
         groups[max(causes[cell.key], key=lambda name: frequency[name])].append(cell)
-    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-    return [f"**{cause[0].upper()}{cause[1:]}** ({pluralize(len(c), 'cell')}): {_members(c)}." for cause, c in ordered]
+    return groups
 
 
 def _members(cells: Sequence[PaperCell]) -> str:

@@ -60,6 +60,7 @@ COMPARE = {
     "--stream digit": "unknown stream 'digit' (did you mean 'digits'?)",
     "--stream digits-permutted": "did you mean 'digits-permuted'?",
     "--stream digits,nothing": "unknown stream 'nothing'; allowed: digits, cifar100, cifar10, flowers102, caltech256, "
+    "caltech101, "
     "folder, each also with -permuted or -rotated",
     "--network mpl": "unknown network 'mpl' (did you mean 'mlp'?)",
     "--network os:getcwd": "network 'os:getcwd'",

@@ -7,6 +7,13 @@ from mooring_lab.model.method import Method, ReplayOptions
 
 EXPERIENCE_REPLAY = "mooring_lab.methods.replay.experience_replay:ExperienceReplay"
 AGEM = "mooring_lab.methods.replay.agem:AGEM"
+SLICES = "mooring_lab.methods.replay.slot_memory"
+
+
+def _as_published(name: str, plugin: str, **options: Any) -> Method:
+    plugin_options = ReplayOptions(f"{SLICES}:{plugin}", past_only=True, fresh_heads=True, **options)
+    line = f"{name} as the paper's public code defines it"
+    return Method(f"{name}-as-published", line, memory=SAMPLES, plugin=plugin_options)
 
 
 def _er(name: str, line: str, **options: Any) -> Method:
@@ -29,4 +36,6 @@ VARIANTS = [
     _er("er-past", "experience replay of samples of past tasks only", past_only=True),
     _er("er-2-updates", "er with 2 steps in a row on each batch", updates=2),
     _agem("a-gem-2-updates", "a-gem with 2 steps in a row on each batch", updates=2),
+    _as_published("er", "SliceReplay", updates=2),
+    _as_published("a-gem", "SliceAGEM"),
 ]
