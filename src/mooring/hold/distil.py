@@ -20,6 +20,12 @@ from mooring.reference.mixtures import MixedBatches, count_inputs
 from mooring.reference.pass_cost import distillation_schedule
 from mooring.rules import Budget
 
+MEMORY_OF_NORM = 0.99
+"""The decay, for each step, of the largest norm of the task's gradient, which limits that of the added one.
+
+The task's present norm would not do: it vanishes when the task is learned, and would switch distillation off just then.
+"""
+
 GAIN = 2.0
 """The gain of the weight over one pass through all batches of the gauges."""
 
@@ -53,7 +59,7 @@ class WeightedDistillation:
 
     Attributes:
         weight: the factor of the gradient in the mean over steps, float64 of shape (runs,), on the host.
-        task_norm: the largest norm of the gradient of this task so far, float64 of shape (runs,).
+        task_norm: the largest norm of the task's gradient in the last steps, float64 of shape (runs,).
 
     Example:
         >>> distillation = WeightedDistillation(1, every=2)
@@ -96,9 +102,7 @@ class WeightedDistillation:
         return self.every * tasks * scale * self.weight
 
     def limited(self, factors: Tensor, task_norm: Tensor, added_norm: Tensor) -> Tensor:
-        """Return factors with which the added gradient is no longer than the longest of the task's own so far.
-
-        The task's present norm would not do: it vanishes when the task is learned, and would switch distillation off.
+        """Return factors with which the added gradient is no longer than the task's own was in the last steps.
 
         Args:
             factors: without a limit, of shape (runs,).
@@ -110,12 +114,12 @@ class WeightedDistillation:
             >>> distillation = WeightedDistillation()
             >>> distillation.limited(torch.tensor([1.0]), *norms), distillation.limited(torch.tensor([9.0]), *norms)
             (tensor([1.]), tensor([2.]))
-            >>> distillation.limited(torch.tensor([9.0]), torch.tensor([math.inf]), norms[1])
-            tensor([2.])
+            >>> distillation.limited(torch.tensor([9.0]), torch.tensor([math.inf]), norms[1]) < 2
+            tensor([True])
         """
         norm = self.task_norm = self.task_norm.to(task_norm)
         finite = task_norm.nan_to_num(0.0, posinf=0.0)  # a step that overflowed says nothing of the next ones
-        torch.maximum(norm, finite, out=norm)  # in place, because recorded steps read this memory
+        torch.maximum(MEMORY_OF_NORM * norm, finite, out=norm)  # in place, because recorded steps read this memory
         return (norm / added_norm).nan_to_num(0.0, posinf=math.inf).minimum(factors)
 
     def keep(self, rows: Tensor) -> None:
