@@ -98,9 +98,10 @@ def attach(
         `consolidate()` at the end of each task if others follow.
 
     Example:
+        >>> import mooring
         >>> model = nn.Linear(3, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> moor = attach(model, optimizer, importance="mas")
+        >>> moor = attach(model, optimizer, importance="mas", pull=mooring.Proximal(strength=3.0))
         >>> for task in range(2):
         ...     for _ in range(5):
         ...         optimizer.zero_grad()
@@ -108,7 +109,7 @@ def attach(
         ...         optimizer.step()
         ...     moor.consolidate()
         >>> moor
-        Mooring(MAS(decay=0.2), Interpolation(stiffness=1.0, every=1, root=2, weight=1.0), parameters=2, tasks=2)
+        Mooring(MAS(decay=0.2), Proximal(strength=3.0), parameters=2, tasks=2)
 
         For a model that is already trained, give a reference:
 

@@ -198,7 +198,8 @@ class Mooring:
         """
         self._refuse_interrupted()
         for state in self._states.records.values():
-            self.importance.start_epoch(state.importance_state, state.theta - state.device_anchor)
+            theta, anchor = (t.to(state.compute_dtype) for t in (state.theta, state.device_anchor))
+            self.importance.start_epoch(state.importance_state, theta - anchor)
 
     def measured(self) -> Measurement:
         """Measure forgetting now: the divergence from the original model on the gauges, or the rise of a loss.

@@ -210,8 +210,8 @@ def test_scale_of_a_loss_is_read_from_some_of_many_outputs(reduction, monkeypatc
     monkeypatch.setattr(loss_scale, "MOST_OUTPUTS", 1 << 12)
     part = loss_scale.SomePredictions.of(Classes(), logits)
     assert len(part.rows) == len(part.rows.unique()) == 81
-    found = Classes().loss_scale(part.take(logits.detach()), part.take(gradient)) * part.share(gradient)
-    assert float(found) == pytest.approx(1 if reduction == "mean" else 400, rel=1e-4)
+    scale = Classes().loss_scale(part.take(logits.detach()), part.take(gradient)) * part.share(gradient)
+    assert float(scale) == pytest.approx(1 if reduction == "mean" else 400, rel=1e-4)
 
 
 def test_inputs_that_a_loader_writes_over_are_copied():

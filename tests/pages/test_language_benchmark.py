@@ -126,8 +126,8 @@ def test_results_count_no_padding_and_do_not_depend_on_batches(bench, folder):
     with torch.no_grad():
         for p in model.parameters():
             p += 0.1 * torch.randn_like(p)
-    expected, found = (evaluation.results(problem, model) for problem in (alone, together))
-    assert found == pytest.approx(expected, rel=1e-5)
+    expected, got = (evaluation.results(problem, model) for problem in (alone, together))
+    assert got == pytest.approx(expected, rel=1e-5)
     losses = []
     for text in alone.test:
         with torch.no_grad():
