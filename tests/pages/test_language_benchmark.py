@@ -134,7 +134,7 @@ def test_results_count_no_padding_and_do_not_depend_on_batches(bench, folder):
             logits = model(input_ids=torch.tensor([text.ids])).logits[0, :-1]
         learned = torch.tensor(text.labels[1:])
         losses += torch.nn.functional.cross_entropy(logits, learned, reduction="none")[learned >= 0].tolist()
-    assert found["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert got["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
 def test_labels_are_on_the_answer_alone(bench, folder):
