@@ -34,7 +34,7 @@ from mooring.reference.attended import with_lengths
 from mooring.reference.batches import Data, Loss, split_batches, split_reference
 from mooring.reference.estimation import check_memory, estimate
 from mooring.reference.infer_kind import OutputsOfReference, read_outputs
-from mooring.reference.kinds import OutputKind
+from mooring.reference.kinds import Labels, OutputKind
 from mooring.reference.rank_shares import read_batches
 from mooring.reference.reading import announce_few_samples, warn_of_unit
 from mooring.rules import State
@@ -587,7 +587,7 @@ class Mooring:
             held_out, numbers = read, [*range(len(read))]
         self._loss = loss
         gauge = make_gauge(self.model, held_out, loss, self._outputs, numbers, **options)
-        if estimated:  # otherwise the estimate has looked at the outputs
+        if estimated or isinstance(seen.kind, Labels):  # the estimate has looked at the outputs of classes
             gauge.warn_of_probabilities(self.model)
         if "pull" not in self._parts.rules.named:
             warn_of_unit(gauge.targets, seen.kind, meter.named)

@@ -294,6 +294,8 @@ class BudgetController(ABC):
             return None
         pending, self._pending = self._pending, None
         (sums, counts), binding = pending.terms.read(), pending.binding.read()
+        if not bool(counts.any()):
+            return None  # a batch of padding alone
         value = (sums.sum(1) / counts.sum(1)).nan_to_num(math.inf, posinf=math.inf)
         named = self.named_of_runs
         far = ~(value <= FAR * named)

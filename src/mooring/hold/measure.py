@@ -27,7 +27,7 @@ from mooring.reference.batches import (
     scalar_loss,
     to_device,
 )
-from mooring.reference.kinds import Classes, OutputKind
+from mooring.reference.kinds import Classes, Labels, OutputKind
 from mooring.reference.kinds.kind import Stored
 from mooring.reference.mixtures import MixedBatches
 from mooring.reference.preserve_model_state import (
@@ -40,6 +40,7 @@ from mooring.reference.preserve_model_state import (
 from mooring.reference.reference_labels import (
     ignores_labels,
     prepare_labels,
+    warn_of_coins,
     warn_of_probabilities,
     without_labels,
 )
@@ -298,9 +299,10 @@ class Gauge:
     @torch.no_grad()
     def warn_of_probabilities(self, model: nn.Module) -> None:
         """Warn if the divergence is measured and the model returns probabilities instead of logits."""
-        if self.loss is None and isinstance(self.kind, Classes):
+        if self.loss is None and isinstance(self.kind, Classes | Labels):
             with preserve_model_state(model), passive(model, self.settings):
-                warn_of_probabilities(self._outputs_on(model, self._on_device(model, 0)))
+                outputs = self._outputs_on(model, self._on_device(model, 0))
+            (warn_of_probabilities if isinstance(self.kind, Classes) else warn_of_coins)(outputs)
 
     def _target(self, model: nn.Module, index: int) -> Stored | float:
         if self.loss is None:

@@ -350,7 +350,8 @@ class MeasuredBudget(BudgetController):
     def _check_unchanged(self) -> None:
         """Warn, and measure no more, if the outputs changed before the first step of a task."""
         try:
-            first = _agreed(self.gauges[0].measure(unwrapped(self.states.model), [0]).nats, self._device)
+            measured = self.gauges[0].measure(unwrapped(self.states.model), [0])
+            first = _agreed(measured.nats, self._device) if measured.samples else 0.0
         except MooringError as error:
             if error.__cause__ is not None:  # the model does not take the data
                 raise
@@ -379,7 +380,8 @@ class MeasuredBudget(BudgetController):
             torch.manual_seed(len(self.samples))  # other random numbers than when predictions were stored
             model, first = unwrapped(self.states.model), range(NOISE_BATCHES)
             parts = [gauge.measure(model, first[: len(gauge)]) for gauge in self.gauges]
-            self.noise = noise = abs(_agreed(combine(parts).nats, self._device))
+            both = combine(parts)
+            self.noise = noise = abs(_agreed(both.nats, self._device)) if both.samples else 0.0
         if self.named and noise > max(NOISE, 0.01 * self.named):
             warn(
                 f"the model's outputs differ from call to call, so {noise:.2g} nats of forgetting are measured where "

@@ -34,7 +34,8 @@ def attended(model: nn.Module, batch: Any, shape: torch.Size | None) -> Tensor |
         return None
     labels, inputs = find_labels(batch), inputs_of(batch)
     ignored = labels == IGNORED_LABEL if isinstance(labels, Tensor) and labels.shape == shape else None
-    ids = next((t for t in tensors_in(inputs) if not t.is_floating_point() and t.ndim == len(shape) == 2), None)
+    tokens = [t for t in tensors_in(inputs) if not t.is_floating_point() and t.ndim == len(shape) == 2 and t.numel()]
+    ids = max(tokens, key=lambda t: int(t.max())) if len(tokens) > 1 else next(iter(tokens), None)  # not segments
     decodes = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     if ids is None or decodes:  # labels are a decoder's inputs, and there is no mask of pixels
         mask = named_mask(inputs, shape, "decoder_attention_mask") if decodes else named_mask(inputs, shape)

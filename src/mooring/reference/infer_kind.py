@@ -26,7 +26,7 @@ from mooring.reference.batches import (
 )
 from mooring.reference.kinds import Classes, Embedding, Labels, OutputKind, Values
 from mooring.reference.kinds.evidence import GradientEvidence
-from mooring.reference.kinds.values import is_target
+from mooring.reference.kinds.values import is_map, is_target
 from mooring.reference.preserve_model_state import preserve_model_state, state_of_passes
 from mooring.reference.reference_labels import ignores_labels, refuse_rows, without_labels
 
@@ -175,7 +175,7 @@ def infer_kind(model: nn.Module, outputs: Tensor, batch: Any) -> OutputKind:
         return _kind_of_numbers(labels)
     single = outputs.numel() == len(outputs)
     if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.numel():
-        if labels.shape == outputs.shape or (single and labels.numel() == len(outputs)):
+        if labels.shape == outputs.shape or is_map(outputs, labels) or (single and labels.numel() == len(outputs)):
             return Labels() if bool(((labels == 0) | (labels == 1)).all()) else Values()
         if (dimension := _dimension_of(outputs, labels)) is not None:
             return Classes(None if dimension == class_dimension(outputs) else dimension)

@@ -101,11 +101,13 @@ def warn_of_unit(losses: Sequence[Any], kind: OutputKind | None, named: float) -
     values = [value for value in losses if isinstance(value, float)]
     if not values or isinstance(kind, Classes | Labels):
         return
-    mean = sum(values) / len(values)
+    if (mean := sum(values) / len(values)) <= 0:
+        return  # the negative logarithm of a density, which is in nats
+    other = 'kind="values", which is measured in units of the original error' if kind else "a divergence as kind="
     if not SMALLEST_RISE * mean <= named <= mean:
         warn(
             f"the loss is {mean:.2g} on the reference, and the default budget lets it rise by {named:g} of its own "
             f"units: name one in its unit, such as pull=mooring.Budget({mean / 5:.1g}), or leave loss out and give "
-            'kind="values", which is measured in units of the original error',
+            f"{other}",
             UnheldWarning,
         )

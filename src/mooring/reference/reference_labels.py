@@ -196,6 +196,29 @@ def warn_of_probabilities(outputs: Tensor) -> None:
             )
 
 
+FEWEST_LABELS = 8
+"""Fewer logits may all be between 0 and 1 by chance."""
+
+
+def warn_of_coins(outputs: Tensor) -> None:
+    """Warn if outputs are probabilities of labels instead of logits.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_of_coins(torch.rand(8, 3))
+        >>> str(caught[0].message).partition(",")[0]
+        'the model returns probabilities of labels'
+    """
+    values = outputs.detach()
+    if values.numel() >= FEWEST_LABELS and bool(((values >= 0) & (values <= 1)).all()):
+        warn(
+            "the model returns probabilities of labels, and Mooring takes outputs as logits, so it would measure much "
+            "less forgetting than there is: return logits, or give outputs=lambda p: p.clamp(1e-6, 1 - 1e-6).logit()"
+        )
+
+
 def _unlabelled(batch: Any) -> Tensor | Mapping[str, Any] | None:
     """Return the inputs of a batch that may need labels; None if it has labels or is of another kind."""
     if isinstance(batch, tuple | list) and len(batch) == 1:

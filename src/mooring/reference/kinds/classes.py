@@ -161,6 +161,10 @@ DRAWN_CLASSES = 64
 """The number of others that are drawn: with 100 predictions the estimate is within about 2 % of a small divergence."""
 
 
+LOG_OF_ONE = 1e-2
+"""How far the sum of probabilities may be from 1, by rounding."""
+
+
 @dataclass(frozen=True)
 class Classes(OutputKind):
     """Logits of classes, of which each prediction chooses one.
@@ -248,8 +252,9 @@ class Classes(OutputKind):
             1.0
             6.0
         """
-        dimension = class_dimension_of_gradient(gradient)
+        dimension = class_dimension_of_gradient(gradient_of_logits(outputs, gradient))
         gradient, logits = (t.movedim(dimension, -1).flatten(0, -2) for t in (gradient, outputs))
+        gradient = gradient_of_logits(logits, gradient)
         sums = torch.zeros(5, dtype=torch.float64, device=logits.device)
         for part in chunks(logits):
             g, z = at_least_float32(gradient[part]), at_least_float32(logits[part])
@@ -265,6 +270,26 @@ class Classes(OutputKind):
     def state(self) -> dict[str, Any]:
         """Return what is needed to make this kind again."""
         return {"dimension": self.dimension}
+
+
+def gradient_of_logits(outputs: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient at the logits, where outputs are log-probabilities; else the gradient itself.
+
+    That of a cross entropy is then -1 at the label alone. Passed through the log_softmax once more it is p - t.
+
+    Example:
+        >>> outputs = torch.tensor([[0.5, 0.5]]).log()
+        >>> gradient_of_logits(outputs, torch.tensor([[-1.0, 0.0]]))
+        tensor([[-0.5000,  0.5000]])
+    """
+    if outputs.ndim < 2 or outputs.shape[dimension := class_dimension(outputs)] < 2:
+        return gradient
+    if bool((outputs.amax(dimension) > LOG_OF_ONE).any()):  # cheap, and so for most logits
+        return gradient
+    p = at_least_float32(outputs).exp()
+    if bool(((p.sum(dimension) - 1).abs() > LOG_OF_ONE).any()):
+        return gradient
+    return gradient - p.to(gradient) * gradient.sum(dimension, keepdim=True)
 
 
 def draw_classes(logits: Tensor, generator: torch.Generator) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mooring.observe.output_observer import ZERO_SUM, class_dimension
-from mooring.reference.kinds.classes import Classes
+from mooring.reference.kinds.classes import Classes, gradient_of_logits
 from mooring.reference.kinds.kind import OutputKind
 from mooring.reference.kinds.labels import Labels, is_binary_cross_entropy
 from mooring.reference.kinds.values import Values
@@ -59,6 +59,8 @@ class GradientEvidence:
             gradient: of all outputs.
             part: that of the outputs that are given; None if these are all.
         """
+        own = gradient_of_logits(outputs, gradient if part is None else part)
+        gradient = gradient if part is not None and own is part else own  # a part has its classes last
         wide = torch.promote_types(gradient.dtype, torch.float32)
         total = torch.linalg.vector_norm(gradient, 1, dtype=wide)
         if not bool(total > 0) or not bool(total.isfinite()):
@@ -66,7 +68,6 @@ class GradientEvidence:
         dimensions = [d for d in range(1, gradient.ndim) if gradient.shape[d] > 1]
         parts = {d: float(gradient.sum(d, dtype=wide).abs().sum() / total) for d in dimensions}
         tolerance = max(ZERO_SUM, ROUNDINGS * torch.finfo(gradient.dtype).eps)
-        own = gradient if part is None else part
         binary = not any(part <= tolerance for part in parts.values()) and is_binary_cross_entropy(outputs, own)
         sizes = {d: gradient.shape[d] for d in dimensions}
         return cls(parts, sizes, gradient.ndim, tolerance, binary)
@@ -92,7 +93,8 @@ class GradientEvidence:
         along = assumed.dimension if isinstance(assumed, Classes) and assumed.dimension is not None else usual
         if isinstance(assumed, Classes) and self.adds_up(along):
             return None
-        for dimension in dict.fromkeys((along, 1, *self.parts)):
+        others = () if isinstance(assumed, Values) else (1, *self.parts)  # a loss of distances sees no translation
+        for dimension in dict.fromkeys((along, *others)):
             if self.adds_up(dimension):
                 return Classes(None if dimension == usual else dimension)
         if self.binary:

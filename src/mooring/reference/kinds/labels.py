@@ -93,15 +93,18 @@ def is_binary_cross_entropy(logits: Tensor, gradient: Tensor) -> bool:
         tolerance = HALF
     z, g = rows_of_outputs(logits), rows_of_outputs(gradient)
     weights, counts = weights_of_labels(z, g)
-    compared = 0
+    p = z.sigmoid()
+    error, compared = torch.where(g > 0, p, 1 - p), 0
     for sign in (g > 0, g < 0):
-        known = counts & sign
+        known = counts & sign & (error < 1 - CERTAIN)
         largest = weights.masked_fill(~known, -torch.inf).amax(0)
         smallest = weights.masked_fill(~known, torch.inf).amin(0)
         several = known.sum(0) > 1
         if bool((several & (largest - smallest > tolerance * largest)).any()):
             return False
-        compared += int((known.sum(0) - 1).clamp(min=0).sum())
+        errors = [error.masked_fill(~known, value) for value in (-torch.inf, torch.inf)]
+        differ = errors[0].amax(0) - errors[1].amin(0) > CERTAIN  # equal weights of equal errors say nothing
+        compared += int((known.sum(0) - 1).clamp(min=0)[differ].sum())
     return compared >= MIN_COMPARED
 
 

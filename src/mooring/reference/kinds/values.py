@@ -12,8 +12,11 @@ from mooring.reference.kinds.kind import TINY, OutputKind, Stored, checked_rows,
 PART_OF_VARIANCE = 0.1
 """The squared error of the original model, as a part of the variance of its outputs, where no targets show it."""
 
-CONSTANT = 1e-6
-"""An output whose s^2 is a smaller part of the largest is constant, up to rounding, and gets the mean of the others."""
+CONSTANT = 1e-12
+"""An output whose s^2 is a smaller part of its mean square is constant, up to rounding, and gets the others' mean."""
+
+SMALLEST_PART = 1e-3
+"""s^2 is at least this part of an output's variance: a model that fits its reference exactly would allow no change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,8 @@ class Values(OutputKind):
     def fitted(self, outputs: Sequence[Tensor], labels: Sequence[Any]) -> "Values":
         """Return these values with s^2, and the variance of the outputs over all predictions."""
         rows = [rows_of_outputs(part).double() for part in outputs]
-        spread = torch.cat(rows).var(0, correction=0)
+        every = torch.cat(rows)
+        spread, size = every.var(0, correction=0), every.square().mean(0)
         if self.variance is not None:
             return Values(self.variance, spread.float())
         if all(is_target(part, y) for part, y in zip(outputs, labels, strict=True)):
@@ -51,8 +55,8 @@ class Values(OutputKind):
             variance = torch.cat(errors).mean(0)
         else:
             variance = PART_OF_VARIANCE * spread
-        variance = torch.where(variance > 0, variance, PART_OF_VARIANCE * spread)
-        varies = variance > CONSTANT * variance.max()
+        variance = variance.maximum(SMALLEST_PART * spread)
+        varies = variance > CONSTANT * size
         others = variance[varies].mean() if bool(varies.any()) else torch.ones_like(variance[0])
         return Values(torch.where(varies, variance, others).float(), spread.float())
 
@@ -111,4 +115,14 @@ def is_target(outputs: Tensor, labels: Any) -> bool:
         return False
     single = outputs.ndim == 2 and outputs.shape[1] == 1 and labels.shape == outputs.shape[:1]
     column = labels.ndim == 2 and labels.shape[1] == 1 and labels.shape[:1] == outputs.shape
-    return labels.shape == outputs.shape or single or column
+    return labels.shape == outputs.shape or single or column or is_map(outputs, labels)
+
+
+def is_map(outputs: Tensor, labels: Tensor) -> bool:
+    """Return whether labels are of dense outputs with a single channel, without a dimension for it.
+
+    Example:
+        >>> is_map(torch.zeros(4, 1, 8, 8), torch.zeros(4, 8, 8))
+        True
+    """
+    return outputs.ndim > 2 and outputs.shape[1] == 1 and labels.shape == outputs.squeeze(1).shape
