@@ -98,7 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", nargs="?", choices=["run", "convert"], default="run")
     parser.add_argument("--weights", type=Path, default=Path("smollm2"), help="a folder, or a .gguf file")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/language"), help="the folder of texts")
+    parser.add_argument("--data", type=Path, default=Path("language"), help="the folder of texts (default: language)")
     parser.add_argument("--task", default="gsm8k", help=f"{', '.join(TASKS)} or a .jsonl file (default: gsm8k)")
     parser.add_argument("--reference", type=Path, help="old conversations (default: alpaca.jsonl of --data)")
     parser.add_argument("--references", type=int, default=256, help="the first so many are the reference")
@@ -139,6 +139,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.task not in TASKS and not options.table and not Path(options.task).is_file():
         parser.error(f"{options.task!r} is no task: give {', '.join(TASKS)} or a .jsonl file")
+    if not options.table and not options.data.is_dir():
+        parser.error(f"{options.data} is no folder: give --data, the folder of the texts that --help names")
     dials = [float(value) for value in options.dials.split(",")] if options.dials else None
     if not options.table:
         known = {choice_of(row) for row in rows_to_continue(options.out, settings_of(options), parser)}

@@ -198,8 +198,7 @@ class Mooring:
         """
         self._refuse_interrupted()
         for state in self._states.records.values():
-            theta, anchor = (t.to(state.compute_dtype) for t in (state.theta, state.device_anchor))
-            self.importance.start_epoch(state.importance_state, theta - anchor)
+            self.importance.start_epoch(state.importance_state, state.displacement)
 
     def measured(self) -> Measurement:
         """Measure forgetting now: the divergence from the original model on the gauges, or the rise of a loss.

@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def pinned_copy(tensor: Tensor) -> Tensor:
+    """Return a copy of a GPU's tensor on the host, which is complete when the GPU has done what it was given so far."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 class HostCopy:
     """A copy of a tensor in the host's memory.
 
@@ -24,7 +29,7 @@ class HostCopy:
     def __init__(self, tensor: Tensor) -> None:
         self._copied: torch.cuda.Event | None = None
         if tensor.device.type == "cuda":
-            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            self._host = pinned_copy(tensor)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(tensor.device))
         else:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from mooring.backends.host_copy import pinned_copy
 from mooring.errors import MooringError
 from mooring.hold.measure import Gauge
 from mooring.observe.output_observer import ForwardHook, is_probing
@@ -134,11 +135,4 @@ def _copied(inputs: Any) -> Any:
     device = next((t.device for t in tensors if t.device.type == "cuda"), None)
     if device is None or KEPT_BATCHES * sum(t.nbytes for t in tensors) <= resident_bytes(device):
         return map_tensors(inputs, lambda t: t.detach().clone())
-    return map_tensors(inputs, lambda t: on_host(t.detach()))
-
-
-def on_host(t: Tensor) -> Tensor:
-    """Return a copy in the host's memory, which is complete when the device has done what it was given so far."""
-    if t.device.type != "cuda":
-        return t.to("cpu", copy=True)
-    return torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True)
+    return map_tensors(inputs, lambda t: pinned_copy(t.detach()) if t.is_cuda else t.detach().clone())

@@ -76,8 +76,7 @@ def consolidate(
             importance_state |= {slot: state.importance_state[slot] for slot in carried}
             if state.count or not importance.merges:  # a parameter without a gradient keeps its importance
                 if state.importance_state:
-                    theta, anchor = (t.to(state.compute_dtype) for t in (state.theta, state.device_anchor))
-                    importance.end_task(state.importance_state, theta - anchor)
+                    importance.end_task(state.importance_state, state.displacement)
                 score = (state.importance_state or start(state, tasks))["current"].to(state.compute_dtype)
                 if (scale := scales.get(layer_of(state.name))) is not None:
                     score = score * per_run(scale, score)

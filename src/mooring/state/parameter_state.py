@@ -79,6 +79,11 @@ class ParameterState:
         return self.anchor.to(self.theta.device, non_blocking=True) if self.staged is None else self.staged
 
     @property
+    def displacement(self) -> Tensor:
+        """theta - anchor, in the dtype that scores are computed in."""
+        return self.theta.to(self.compute_dtype) - self.device_anchor.to(self.compute_dtype)
+
+    @property
     def has_previous(self) -> bool:
         """Whether anything is known of past tasks."""
         if self.is_product_input:
